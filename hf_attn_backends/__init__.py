@@ -1,0 +1,1 @@
+"""Attention for Hugging Face transformers that carries its own proof."""

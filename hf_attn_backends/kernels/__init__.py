@@ -1,0 +1,1 @@
+"""The attention kernels; they know nothing of transformers."""

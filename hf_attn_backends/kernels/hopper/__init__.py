@@ -1,0 +1,1 @@
+"""The Hopper kernel (sm_90): Gluon, warp-specialised."""

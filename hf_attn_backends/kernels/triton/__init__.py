@@ -1,0 +1,1 @@
+"""The portable kernel: FlashAttention-2 in Triton."""
