@@ -1,1 +1,4 @@
-"""The Hopper kernel (sm_90): Gluon, warp-specialised."""
+"""Attention for sm_90 (H100, H200) in Gluon: TMA, wgmma, warp specialisation.
+
+Importing this package imports nothing; `forward` and `backward` import Triton.
+"""
