@@ -1,0 +1,221 @@
+"""Measures arms on workloads: verified against the oracle first, then timed, then weighed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hf_attn_backends.bench import timing
+from hf_attn_backends.bench.arms import Arm, Unavailable, arm_for
+from hf_attn_backends.bench.timing import Call, Timing, Turn, untimed
+from hf_attn_backends.bench.verify import Truth, errors_of, over_budget, truth_of
+from hf_attn_backends.bench.workload import PHASES, Inputs, Workload
+from hf_attn_backends.errors import BenchmarkError
+
+# What an implementation raises for a call that it cannot serve; anything else is a defect here.
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, ImportError)
+Progress = Callable[[str], None]
+_ABOUT_BACKWARD = "it has no backward pass"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One arm, phase and mode on one workload.
+
+    Attributes:
+        workload: What was timed.
+        arm: The arm's name.
+        phase: `forward` or `backward`.
+        mode: `graph`, `eager` or `wall`; see `bench.timing`.
+        timing: Median and quantiles, or NaN and the reason.
+        errors: Largest absolute error against the oracle by tensor; empty: not verified.
+        peak_mib: Peak memory of the phase above its inputs (backward: of forward + backward); NaN
+            on a CPU or where it was not asked for.
+        source: What the arm calls.
+    """
+
+    workload: Workload
+    arm: str
+    phase: str
+    mode: str
+    timing: Timing
+    errors: dict[str, float] = field(default_factory=dict)
+    peak_mib: float = math.nan
+    source: str = ""
+
+    @property
+    def tflops(self) -> float:
+        """TFLOP/s of the median; NaN where there is none."""
+        return self.workload.tflops(self.phase, self.timing.ms)
+
+
+def measure(
+    workload: Workload,
+    names: Sequence[str],
+    *,
+    phases: Sequence[str] = ("forward",),
+    modes: Sequence[str] | None = None,
+    verify: bool = True,
+    memory: bool = False,
+    budget_s: float = 0.6,
+    progress: Progress = lambda text: None,
+) -> list[Row]:
+    """Measure every named arm on one workload.
+
+    Never raises for an arm that cannot run: its rows carry NaN and the reason.
+
+    Raises:
+        BenchmarkError: A name that nothing has.
+    """
+    for phase in phases:
+        if phase not in PHASES:
+            raise BenchmarkError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}")
+    on_gpu = workload.device.startswith("cuda")
+    modes = modes or (("graph",) if on_gpu else ("wall",))
+    with _own_stream(workload.device):
+        inputs = workload.inputs()
+        progress(f"{workload.label}: oracle")
+        truth = _truth(workload, inputs) if verify else None
+        arms, refused, errors = {}, {}, {}
+        for name in dict.fromkeys(names):
+            progress(f"{workload.label}: {name}")
+            try:
+                arms[name], errors[name] = _verified(name, workload, inputs, truth)
+            except Unavailable as why:
+                refused[name] = str(why)
+        rows = []
+        for phase in phases:
+            peaks = {n: _peak_mib(a, workload, inputs, phase) for n, a in arms.items() if memory}
+            for mode in modes:
+                progress(f"{workload.label}: timing {phase}, {mode}")
+                timed = _time(arms, workload, inputs, phase, mode, budget_s)
+                for name in dict.fromkeys(names):
+                    rows.append(
+                        Row(
+                            workload=workload,
+                            arm=name,
+                            phase=phase,
+                            mode=mode,
+                            timing=timed.get(name) or untimed(refused.get(name, "")),
+                            errors=errors.get(name, {}),
+                            peak_mib=peaks.get(name, math.nan),
+                            source=arms[name].source if name in arms else "",
+                        )
+                    )
+        return rows
+
+
+def _verified(
+    name: str, workload: Workload, inputs: Inputs, truth: Truth | None
+) -> tuple[Arm, dict[str, float]]:
+    """Build an arm and try it; raises `Unavailable` with everything that speaks against it."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")  # SDPA gives its reasons as warnings
+        try:
+            arm = arm_for(name, workload)
+            errors = errors_of(arm, workload, inputs, truth) if truth else {}
+        except _FAILURES as error:
+            notes = dict.fromkeys(_first_sentence(str(note.message)) for note in said)
+            raise Unavailable("; ".join([_why(error), *notes][:4])) from error
+    wrong = over_budget(errors, truth) if truth else []
+    if wrong:
+        raise Unavailable("; ".join(wrong))
+    return arm, errors
+
+
+def _truth(workload: Workload, inputs: Inputs) -> Truth:
+    return truth_of(workload, inputs, arm_for("sdpa", workload))
+
+
+def _time(
+    arms: dict[str, Arm],
+    workload: Workload,
+    inputs: Inputs,
+    phase: str,
+    mode: str,
+    budget_s: float,
+) -> dict[str, Timing]:
+    """Time one phase of every arm, interleaved."""
+    turns, timed = {}, {}
+    for name, arm in arms.items():
+        if phase == "backward" and not arm.backward:
+            timed[name] = untimed(_ABOUT_BACKWARD)
+            continue
+        try:
+            with arm.context():
+                call = _call_of(arm, inputs, phase)
+                for _ in range(1 if mode == "wall" else 3):
+                    call()
+                call = timing.capture(call) if mode == "graph" else call
+            turns[name] = Turn(call, arm.context)
+        except _FAILURES as error:
+            timed[name] = untimed(_why(error))
+    timed.update(timing.interleaved(turns, workload.device, mode, budget_s=budget_s))
+    turns.clear()
+    _release(workload.device)
+    return timed
+
+
+def _call_of(arm: Arm, inputs: Inputs, phase: str) -> Call:
+    query, key, value = (t.detach().requires_grad_(phase == "backward") for t in inputs[:3])
+    if phase == "forward":
+
+        def forward() -> object:
+            with torch.no_grad():
+                return arm.attend(query, key, value)
+
+        return forward
+    out = arm.attend(query, key, value)
+
+    def backward() -> object:
+        return torch.autograd.grad(out, (query, key, value), inputs.grad_out, retain_graph=True)
+
+    return backward
+
+
+def _peak_mib(arm: Arm, workload: Workload, inputs: Inputs, phase: str) -> float:
+    """Peak memory above the inputs, of the forward pass or of forward + backward."""
+    if not workload.device.startswith("cuda") or (phase == "backward" and not arm.backward):
+        return math.nan
+    _release(workload.device)
+    before = torch.cuda.memory_allocated(workload.device)
+    torch.cuda.reset_peak_memory_stats(workload.device)
+    try:
+        with arm.context():
+            _call_of(arm, inputs, phase)()
+    except _FAILURES:
+        return math.nan  # the timing of the same call carries the reason
+    torch.cuda.synchronize(workload.device)
+    return (torch.cuda.max_memory_allocated(workload.device) - before) / 2**20
+
+
+@contextlib.contextmanager
+def _own_stream(device: str) -> Iterator[None]:
+    """A side stream for everything: a CUDA graph cannot be captured on the default one."""
+    if not device.startswith("cuda"):
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
+        yield
+    torch.cuda.synchronize(device)
+    _release(device)
+
+
+def _release(device: str) -> None:
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def _why(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("(Triggered")[0].split())[:160]
