@@ -1,0 +1,192 @@
+"""The contract of a backend: what a probe reports, and how a backend is asked and called."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_attn_backends.backends import capabilities, machine, proof
+from hf_attn_backends.backends.capabilities import CAPABILITIES, Capability
+from hf_attn_backends.backends.dims import ModelDims
+from hf_attn_backends.call import AttentionCall
+from hf_attn_backends.errors import BackendRefusedError, SelectionError
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """What a probe found.
+
+    Attributes:
+        name: The backend.
+        available: Whether it can serve here.
+        reason: Why, one sentence, never empty; where it cannot: the first of `refusals`.
+        refusals: Every reason against it, in the order structural, environment, gate.
+        fix: The command that removes the last of them that can be removed, or None.
+        gate: The artifact's summary where the gate was asked and has a valid one.
+        error: The exception class that a request for it raises.
+    """
+
+    name: str
+    available: bool
+    reason: str
+    refusals: tuple[str, ...] = ()
+    fix: str | None = None
+    gate: dict | None = None
+    error: type[SelectionError] = BackendRefusedError
+
+    def as_dict(self) -> dict[str, object]:
+        """For `--json` and the run's record."""
+        return {
+            "name": self.name,
+            "available": self.available,
+            "reason": self.reason,
+            "refusals": list(self.refusals),
+            "fix": self.fix,
+        }
+
+
+@dataclass(frozen=True)
+class ProbeContext:
+    """What a probe is asked about: a device, where artifacts are, and maybe a model.
+
+    One context is one moment: the gate is asked at most once through it, whatever number of
+    backends need it.
+    """
+
+    device: str = "cpu"
+    gate_dir: Path | None = None
+    dims: ModelDims | None = None
+
+    @cached_property
+    def torch_device(self) -> torch.device:
+        """The device, parsed; raises RuntimeError for a name that torch does not know."""
+        return torch.device(self.device)
+
+    @cached_property
+    def gate_verdict(self) -> proof.GateVerdict:
+        """What the gate says, verified against the disk once for this context."""
+        return proof.load_verdict(self.device, self.gate_dir, self.dims)
+
+
+class AttentionBackend(ABC):
+    """A named way to compute attention.
+
+    A subclass sets `name` and implements `forward`; its row in the capability table (or its own
+    `capability`) says what it refuses. Instances hold no state of a call and may be shared.
+    """
+
+    name: str = ""
+    capability: Capability | None = None
+    gated: ClassVar[bool] = False  # whether the equivalence gate has to vouch for it
+    counts_itself: ClassVar[bool] = False  # else dispatch counts its calls, as variant "plugin"
+    remedy: ClassVar[str | None] = None  # the command that makes it available
+
+    def available(self) -> bool:
+        """Whether this machine's default device and packages let it run at all."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return not self.environment_refusals(torch.device(device))
+
+    def probe(self, context: ProbeContext) -> BackendReport:
+        """Collect every reason against it: structural, then environment, then gate."""
+        structural = [] if context.dims is None else self.structural_refusals(context.dims)
+        environment = self.machine_refusals(context.torch_device)
+        verdict = context.gate_verdict if self.gated else proof.GateVerdict()
+        refusals = (*structural, *environment, *verdict.refusals)
+        if not refusals:
+            reason = self.praise(context)
+            return BackendReport(self.name, True, reason, gate=verdict.summary)
+        only_gate = not structural and not environment
+        return BackendReport(
+            self.name,
+            False,
+            refusals[0],
+            refusals,
+            verdict.fix if only_gate else self._environment_fix(context, structural),
+            verdict.summary,
+            verdict.error if only_gate else BackendRefusedError,
+        )
+
+    def _environment_fix(self, context: ProbeContext, structural: list[str]) -> str | None:
+        table, device = self.table(), context.torch_device
+        # No command changes a model's structure or the device.
+        stuck = structural or (table and machine.device_refusals(self.name, table, device))
+        return None if stuck else self.remedy
+
+    def structural_refusals(self, dims: ModelDims) -> list[str]:
+        """Reasons that no machine can change."""
+        table = self.table()
+        return [] if table is None else capabilities.structural_refusals(self.name, table, dims)
+
+    def environment_refusals(self, device: torch.device) -> list[str]:
+        """Reasons that lie in the device or in what is installed."""
+        table = self.table()
+        if table is None:
+            return []
+        found = machine.device_refusals(self.name, table, device)
+        # A CPU is asked without importing anything: triton must not load before its interpreter
+        # is chosen, and a package for GPUs has nothing to say there.
+        ready = device.type == "cuda" and not found
+        return found + machine.package_refusals(self.name, table.package, really_import=ready)
+
+    def machine_refusals(self, device: torch.device) -> list[str]:
+        """`environment_refusals`, and a subclass's own `available()` where it has one."""
+        found = self.environment_refusals(device)
+        if not found and type(self).available is not AttentionBackend.available:
+            return [] if self.available() else [f"{self.name} says that it is not available here"]
+        return found
+
+    def refusals(self, call: AttentionCall) -> list[str]:
+        """Every reason why it cannot serve this call; empty where it can."""
+        table = self.table()
+        return [] if table is None else capabilities.call_refusals(self.name, table, call)
+
+    def supports_call(self, call: AttentionCall) -> bool:
+        """Whether it serves this call."""
+        return not self.refusals(call)
+
+    @abstractmethod
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, **kwargs: object
+    ) -> Tensor:
+        """Compute attention.
+
+        Args:
+            query: `[B, H, M, D]`.
+            key: `[B, G, N, D]`.
+            value: `[B, G, N, E]`.
+            call: The call's description; it was found servable.
+            **kwargs: `visibility` (`Visibility`), `scale` (float or None: `D ** -0.5`),
+                `softcap` (float or None), `sinks` (`[H]` or None), `dropout_p` (float), `bias`
+                (additive mask, broadcastable to `[B, H, M, N]`, or None).
+
+        Returns:
+            `[B, H, M, E]`, any strides; zeros for rows that see nothing.
+        """
+
+    def praise(self, context: ProbeContext) -> str:
+        """Why it is available, in one sentence."""
+        return f"{self.name} has everything it needs on {context.device}"
+
+    def table(self) -> Capability | None:
+        """Its row of the capability table, or its own; None for a plug-in without one."""
+        return self.capability or CAPABILITIES.get(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to its name, so that `get_backend() == "sdpa"` and enum members compare."""
+        if isinstance(other, str):
+            return self.name == str(other)
+        if not isinstance(other, AttentionBackend):
+            return NotImplemented
+        return self is other or (type(self) is type(other) and self.name == other.name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r})"

@@ -1,0 +1,92 @@
+"""Counting of calls whose kernel is not ours, at run time, eagerly and inside compiled graphs.
+
+Eagerly a call counts in Python and a tensor hook counts its backward pass. In a traced graph
+Python does not run again, so an operator counts: it writes to a ticket tensor, which keeps the
+compiler from removing it, and its implementation calls the witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from hf_attn_backends import witness
+from hf_attn_backends.call import AttentionCall
+
+_LIBRARY = torch.library.Library("hf_attn_backends_witness", "DEF")
+_LIBRARY.define(
+    "tally(Tensor(a!) ticket, str backend, str variant, str phase, str call_class) -> ()"
+)
+_TICKET = torch.zeros((), dtype=torch.int64)
+_MAX_NAMES = 4096
+
+_names: dict[int, tuple[AttentionCall, str]] = {}
+
+
+def _tally(ticket: Tensor, backend: str, variant: str, phase: str, call_class: str) -> None:
+    witness.count(backend, variant, phase, call_class)
+
+
+_LIBRARY.impl("tally", _tally, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "hf_attn_backends_witness::tally", lambda *_: None, lib=_LIBRARY, allow_override=True
+)
+_OPERATOR = torch.ops.hf_attn_backends_witness.tally.default
+
+
+def class_text(call: AttentionCall) -> str:
+    """`str(call.call_class)`, kept by the call's identity: dispatch reuses its calls."""
+    held = _names.get(id(call))
+    if held is not None and held[0] is call:
+        return held[1]
+    if len(_names) >= _MAX_NAMES:
+        _names.clear()
+    text = str(call.call_class)
+    _names[id(call)] = (call, text)  # holding the call keeps its id from being reused
+    return text
+
+
+def counted(out: Tensor, backend: str, call: AttentionCall, variant: str = "torch") -> Tensor:
+    """Count a forward launch now and its backward launch when it comes; returns `out`.
+
+    Inside a traced graph it does nothing: dispatch counts there, by `counted_in_graph`.
+    """
+    if torch.compiler.is_compiling():
+        return out
+    name = class_text(call)
+    witness.count(backend, variant, "forward", name)
+    if out.requires_grad:
+        out.register_hook(_backward_hook(backend, variant, name))
+    return out
+
+
+def counted_in_graph(out: Tensor, backend: str, name: str, variant: str = "torch") -> Tensor:
+    """The same inside a traced graph, where the compiled code counts each time it runs."""
+    _OPERATOR(_TICKET, backend, variant, "forward", name)
+    return _CountBackward.apply(out, backend, variant, name) if out.requires_grad else out
+
+
+class _CountBackward(torch.autograd.Function):
+    """The identity; its backward pass counts."""
+
+    @staticmethod
+    def forward(ctx, out: Tensor, backend: str, variant: str, name: str) -> Tensor:
+        ctx.launch = (backend, variant, name)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        backend, variant, name = ctx.launch
+        _OPERATOR(_TICKET, backend, variant, "backward", name)
+        return gradients[0], None, None, None
+
+
+@lru_cache(maxsize=_MAX_NAMES)
+def _backward_hook(backend: str, variant: str, name: str) -> Callable[[Tensor], None]:
+    def hook(gradient: Tensor) -> None:
+        witness.count(backend, variant, "backward", name)
+
+    return hook

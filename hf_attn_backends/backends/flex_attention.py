@@ -1,0 +1,126 @@
+"""PyTorch's FlexAttention: compiled on a GPU; on a CPU the forward pass alone, uncompiled."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_attn_backends.backends.base import AttentionBackend, ProbeContext
+from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.masks import no_keys
+from hf_attn_backends.call import AttentionCall
+from hf_attn_backends.kernels.visibility import FULL, Visibility
+
+
+class FlexBackend(AttentionBackend):
+    """`torch.nn.attention.flex_attention.flex_attention`."""
+
+    name = "flex_attention"
+    counts_itself = True
+
+    def praise(self, context: ProbeContext) -> str:
+        """Says where there is no backward pass."""
+        if context.torch_device.type == "cpu":
+            return f"flex_attention is PyTorch {torch.__version__}'s; on a CPU forward only, slow"
+        return f"flex_attention is PyTorch {torch.__version__}'s, compiled at the first call"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+        *,
+        visibility: Visibility = FULL,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        dropout_p: float = 0.0,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """As `AttentionBackend.forward`; dropout and biases were refused.
+
+        Sinks enter through the log-sum-exp: `out * sigmoid(lse - sink)`.
+        """
+        if key.shape[2] == 0 or query.shape[2] == 0 or query.shape[0] == 0:
+            return counted(no_keys(query, value), self.name, call)
+        if query.device.type == "cpu":
+            # It looks at requires_grad and not at whether a graph is being built.
+            query, key, value = query.detach(), key.detach(), value.detach()
+
+        def capped(score, batch, head, row, column):
+            return softcap * torch.tanh(score / softcap)
+
+        out: Any = _flex(query.device.type)(
+            query,
+            key,
+            value,
+            score_mod=None if softcap is None else capped,
+            block_mask=_block_mask(visibility, query, key),
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+            return_lse=sinks is not None,
+        )
+        if sinks is not None:
+            out, lse = out
+            share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
+            out = out * share[..., None].to(out.dtype)
+        return counted(out, self.name, call)
+
+
+@lru_cache(maxsize=2)
+def _flex(device_type: str) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Uncompiled it writes out all scores; compiled, a CPU build needs a C++ compiler.
+    return torch.compile(flex_attention) if device_type == "cuda" else flex_attention
+
+
+def _block_mask(visibility: Visibility, query: Tensor, key: Tensor) -> Any:
+    """The block mask of a visibility, or None where every key is seen."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    q_len, k_len = query.shape[2], key.shape[2]
+    if visibility.kind == "full":
+        return None
+    if visibility.causal:
+        return _scalar_block_mask(visibility.window, q_len, k_len, query.device)
+    rows, dense = visibility.intervals, visibility.dense
+    if rows is not None:
+        batches, heads = rows.shape[0], 1
+
+        def seen(batch, head, row, column):
+            return (column >= rows[batch, row, 0]) & (column < rows[batch, row, 1])
+    elif dense is not None:
+        # Zero strides of a broadcast mask are kept: it is indexed, not copied.
+        mask = dense.expand(query.shape[0], query.shape[1], q_len, k_len)
+        batches = 1 if dense.shape[0] == 1 else query.shape[0]
+        heads = 1 if dense.shape[1] == 1 else query.shape[1]
+
+        def seen(batch, head, row, column):
+            return mask[batch, head, row, column]
+
+    if rows is not None and batches == 1 != query.shape[0]:
+        batches = 1
+    return create_block_mask(
+        seen,
+        None if batches == 1 else batches,
+        None if heads == 1 else heads,
+        q_len,
+        k_len,
+        device=query.device.type,
+    )
+
+
+@lru_cache(maxsize=16)
+def _scalar_block_mask(window: int | None, q_len: int, k_len: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def seen(batch, head, row, column):
+        last = row + (k_len - q_len)
+        return (column <= last) if window is None else (column <= last) & (column > last - window)
+
+    return create_block_mask(seen, None, None, q_len, k_len, device=str(device))
