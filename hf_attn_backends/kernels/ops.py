@@ -1,0 +1,229 @@
+"""The operator: one `torch.library` boundary over every variant of the kernel.
+
+Shapes: `B` batch, `H` query heads, `G` key/value heads, `M` query length, `N` key length, `D`
+head dim.
+
+`hf_attn_backends::attention_forward` and `::attention_backward` are opaque to torch.compile, have
+fake implementations with the exact strides, and count each launch in the witness when they run.
+Autograd is a plain `autograd.Function` around them, the cheapest boundary there is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hf_attn_backends import witness
+from hf_attn_backends.call import class_name, dtype_name
+from hf_attn_backends.kernels.variants import VARIANTS, resolve_variant
+from hf_attn_backends.kernels.visibility import Visibility
+
+__all__ = ["VARIANTS", "triton_attention", "triton_attention_with_lse"]
+
+_LIBRARY = torch.library.Library("hf_attn_backends", "DEF")
+_LIBRARY.define(
+    "attention_forward(Tensor query, Tensor key, Tensor value, Tensor? intervals, Tensor? dense, "
+    "float scale, bool causal, int window, str backend, str variant) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor lse, Tensor? intervals, Tensor? dense, float scale, bool causal, int window, "
+    "str backend, str variant, bool need_dq, bool need_dkdv) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _visibility(
+    intervals: Tensor | None, dense: Tensor | None, causal: bool, window: int
+) -> Visibility:
+    return Visibility(causal=causal, window=window or None, intervals=intervals, dense=dense)
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    intervals: Tensor | None,
+    dense: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int,
+    backend: str,
+    variant: str,
+) -> tuple[Tensor, Tensor]:
+    visibility = _visibility(intervals, dense, causal, window)
+    chosen = resolve_variant("forward", variant, query, key, value, visibility)
+    result = chosen.launch_forward(query, key, value, visibility, scale)
+    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind)
+    witness.count(backend, chosen.name, "forward", name)
+    return result
+
+
+def _backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    intervals: Tensor | None,
+    dense: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int,
+    backend: str,
+    variant: str,
+    need_dq: bool,
+    need_dkdv: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    visibility = _visibility(intervals, dense, causal, window)
+    chosen = resolve_variant("backward", variant, query, key, value, visibility, grad_out)
+    grads = chosen.launch_backward(
+        grad_out,
+        query,
+        key,
+        value,
+        out,
+        lse,
+        visibility,
+        scale,
+        need_dq=need_dq,
+        need_dkdv=need_dkdv,
+    )
+    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind)
+    witness.count(backend, chosen.name, "backward", name)
+    return grads
+
+
+def _rows_first(tensor: Tensor, batch: int, heads: int, length: int, dim: int) -> Tensor:
+    """An empty `[B, H, L, D]` view of `[B, L, H, D]` memory: the layout of every result."""
+    return tensor.new_empty(batch, length, heads, dim).transpose(1, 2)
+
+
+def _forward_fake(query, key, value, *_):  # noqa: ANN001, ANN002, ANN202
+    b, h, m, d = query.shape
+    return _rows_first(query, b, h, m, d), query.new_empty(b, h, m, dtype=torch.float32)
+
+
+def _backward_fake(grad_out, query, key, value, out, lse, *rest):  # noqa: ANN001, ANN002, ANN202
+    need_dq, need_dkdv = rest[-2:]
+    b, h, m, d = query.shape
+    g, n = key.shape[1], key.shape[2]
+    nothing = query.new_empty(0)
+    return (
+        _rows_first(query, b, h, m, d) if need_dq else nothing,
+        _rows_first(key, b, g, n, d) if need_dkdv else query.new_empty(0),
+        _rows_first(value, b, g, n, d) if need_dkdv else query.new_empty(0),
+    )
+
+
+for _key in ("CUDA", "CPU"):
+    _LIBRARY.impl("attention_forward", _forward, _key)
+    _LIBRARY.impl("attention_backward", _backward, _key)
+torch.library.register_fake("hf_attn_backends::attention_forward", _forward_fake, lib=_LIBRARY)
+torch.library.register_fake("hf_attn_backends::attention_backward", _backward_fake, lib=_LIBRARY)
+
+_forward_op = torch.ops.hf_attn_backends.attention_forward.default
+_backward_op = torch.ops.hf_attn_backends.attention_backward.default
+
+
+class TritonAttention(torch.autograd.Function):
+    """Autograd over the two operators; the log-sum-exp is not differentiable."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, intervals, dense, scale, causal, window, backend, variant):  # noqa: ANN001, ANN205
+        """Run the forward operator and keep what the backward one needs."""
+        out, lse = _forward_op(
+            query, key, value, intervals, dense, scale, causal, window, backend, variant
+        )
+        ctx.save_for_backward(query, key, value, out, lse, intervals, dense)
+        ctx.scalars = (scale, causal, window, backend, variant)
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_out, _grad_lse):  # noqa: ANN001, ANN205
+        """Run the backward operator for the gradients that are wanted."""
+        query, key, value, out, lse, intervals, dense = ctx.saved_tensors
+        wants_q, wants_k, wants_v = ctx.needs_input_grad[:3]
+        dq, dk, dv = _backward_op(
+            grad_out, query, key, value, out, lse, intervals, dense, *ctx.scalars,
+            wants_q, wants_k or wants_v,
+        )  # fmt: skip
+        return (
+            dq if wants_q else None,
+            dk if wants_k else None,
+            dv if wants_v else None,
+            *(None,) * 7,
+        )
+
+
+def triton_attention_with_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    *,
+    scale: float | None = None,
+    backend: str = "triton_fa2",
+    variant: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Attention by our kernels, with the log-sum-exp of each row.
+
+    Args:
+        query: `[B, H, M, D]`, bf16, fp16 or fp32; any strides (a last dimension that is not
+            contiguous costs one copy).
+        key: `[B, G, N, D]`; query head `h` reads key head `h // (H // G)`.
+        value: `[B, G, N, D]`.
+        visibility: Which keys each row sees.
+        scale: Factor of the scores; default `D ** -0.5`.
+        backend: The name that the witness counts under.
+        variant: `auto`, or one of `VARIANTS` to insist.
+
+    Returns:
+        Output `[B, H, M, D]`, a view of contiguous `[B, M, H, D]` memory, and log-sum-exp
+        `[B, H, M]` fp32, natural log, -inf where a row sees nothing (its output is 0).
+
+    Raises:
+        CallRefusedError: No variant serves this device, dtype or head dim.
+
+    Notes:
+        The forward pass is deterministic. So is the portable variant's backward pass.
+        FlashAttention-2: arXiv 2307.08691.
+    """
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    arguments = (
+        query,
+        key,
+        value,
+        visibility.intervals,
+        visibility.dense,
+        float(scale),
+        visibility.causal,
+        visibility.window or 0,
+        backend,
+        variant,
+    )
+    if torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad
+    ):
+        return TritonAttention.apply(*arguments)  # pyright: ignore[reportReturnType]
+    return _forward_op(*arguments)
+
+
+def triton_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    *,
+    scale: float | None = None,
+    backend: str = "triton_fa2",
+    variant: str = "auto",
+) -> Tensor:
+    """`triton_attention_with_lse` without the log-sum-exp."""
+    return triton_attention_with_lse(
+        query, key, value, visibility, scale=scale, backend=backend, variant=variant
+    )[0]

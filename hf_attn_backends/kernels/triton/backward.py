@@ -1,0 +1,119 @@
+"""Launch the portable backward kernels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from hf_attn_backends.kernels.triton.backward_kernels import (
+    _attn_bwd_delta_kernel,
+    _attn_bwd_dkdv_kernel,
+    _attn_bwd_dq_kernel,
+)
+from hf_attn_backends.kernels.triton.launch import (
+    block_d,
+    compute_dtype,
+    launch_options,
+    on_device,
+    precision,
+    rows_contiguous,
+    tiles_of,
+    visibility_arguments,
+    wide,
+)
+from hf_attn_backends.kernels.triton.tiles import TileSet
+from hf_attn_backends.kernels.visibility import Visibility
+
+_SCAN = 1024  # rows of intervals read at a time
+
+
+def launch_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    visibility: Visibility,
+    scale: float,
+    *,
+    need_dq: bool = True,
+    need_dkdv: bool = True,
+    tiles: TileSet | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the backward kernels.
+
+    Args:
+        grad_out: `[B, H, M, D]`, any strides.
+        query: `[B, H, M, D]`.
+        key: `[B, G, N, D]`.
+        value: `[B, G, N, D]`.
+        out: `[B, H, M, D]`, the forward pass's output.
+        lse: `[B, H, M]`, the forward pass's, natural log.
+        visibility: As in the forward pass.
+        scale: As in the forward pass.
+        need_dq: Whether the query's gradient is wanted; else it comes back empty `[0]`.
+        need_dkdv: Likewise for key and value.
+        tiles: In place of the table's entries; for benchmarks.
+
+    Returns:
+        dQ `[B, H, M, D]`, dK and dV `[B, G, N, D]`, views of `[B, M, H, D]` memory, in the
+        query's dtype. Deterministic: every element is written once, by one program.
+    """
+    batch, heads, q_len, head_dim = query.shape
+    kv_heads, k_len = key.shape[1], key.shape[2]
+    dtype = compute_dtype(query)
+    if dtype != query.dtype:
+        cast = [t.to(dtype) for t in (grad_out, query, key, value, out)]
+        grads = launch_backward(*cast, lse, visibility, scale, need_dq=need_dq, need_dkdv=need_dkdv)
+        return grads[0].to(query.dtype), grads[1].to(query.dtype), grads[2].to(query.dtype)
+    nothing = query.new_empty(0)
+    dq = dk = dv = nothing
+    if need_dq:
+        dq = query.new_empty(batch, q_len, heads, head_dim).transpose(1, 2)
+    if need_dkdv:
+        dk = key.new_empty(batch, k_len, kv_heads, head_dim).transpose(1, 2)
+        dv = value.new_empty(batch, k_len, kv_heads, head_dim).transpose(1, 2)
+    if out.numel() == 0 or key.numel() == 0:
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
+    grad_out, out = rows_contiguous(grad_out), rows_contiguous(out)
+    tiles = tiles or tiles_of(query)
+    delta = torch.empty_like(lse)
+    vis = visibility_arguments(visibility, lse)
+    bd = block_d(head_dim)
+    is_wide = wide(query, key, value, grad_out, out)
+    with on_device(query):
+        rows = 64 if bd <= 128 else 32
+        _attn_bwd_delta_kernel[(triton.cdiv(q_len, rows) * batch * heads,)](
+            out, grad_out, delta, *out.stride()[:3], *grad_out.stride()[:3], heads, q_len,
+            HEAD_DIM=head_dim, BD=bd, BM=rows, WIDE=is_wide, **launch_options(dtype, 4),
+        )  # fmt: skip
+        if need_dkdv:
+            tile = tiles.dkdv
+            tiles_n = triton.cdiv(k_len, tile.block_n)
+            _attn_bwd_dkdv_kernel[(tiles_n * batch * kv_heads,)](
+                query, key, value, grad_out, lse, delta, dk, dv, vis.intervals, vis.mask,
+                *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+                *grad_out.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
+                *vis.interval_strides, *vis.mask_strides,
+                heads, kv_heads, tiles_n, batch * kv_heads, q_len, k_len, vis.window, scale,
+                HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
+                WIDE=is_wide, SCAN=_SCAN, PRECISION=precision(dtype), STAGES=tile.stages,
+                **launch_options(dtype, tile.warps),
+            )  # fmt: skip
+        if need_dq:
+            tile = tiles.dq
+            tiles_m = triton.cdiv(q_len, tile.block_m)
+            _attn_bwd_dq_kernel[(tiles_m * batch * heads,)](
+                query, key, value, grad_out, lse, delta, dq, vis.intervals, vis.mask,
+                *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+                *grad_out.stride()[:3], *dq.stride()[:3],
+                *vis.interval_strides, *vis.mask_strides,
+                heads, heads // kv_heads, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
+                HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
+                WIDE=is_wide, PRECISION=precision(dtype), STAGES=tile.stages,
+                **launch_options(dtype, tile.warps),
+            )  # fmt: skip
+    return dq, dk, dv

@@ -1,0 +1,111 @@
+"""What the three launches share: device, strides, visibility arguments, tiles.
+
+Shapes: `B` batch, `H` query heads, `G` key/value heads, `M` query length, `N` key length, `D`
+head dim.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from triton import knobs
+
+from hf_attn_backends.kernels.triton.tiles import TileSet, tiles_for
+from hf_attn_backends.kernels.visibility import Visibility
+
+INTERPRETED: bool = knobs.runtime.interpret
+"""Whether the kernels of this process run in Triton's interpreter; fixed when triton is imported."""
+
+_WIDE_FROM = 2**31 // 256  # a tile has at most 128 rows; half the int32 range is kept in reserve
+
+
+class VisibilityArguments(NamedTuple):
+    """Visibility as the kernels take it."""
+
+    kind: str
+    window: int
+    intervals: Tensor
+    interval_strides: tuple[int, int]
+    mask: Tensor
+    mask_strides: tuple[int, int, int, int]
+
+
+def visibility_arguments(visibility: Visibility, unused: Tensor) -> VisibilityArguments:
+    """Turn visibility into kernel arguments; `unused` stands in for absent pointers."""
+    intervals, mask = unused, unused
+    interval_strides, mask_strides = (0, 0), (0, 0, 0, 0)
+    if visibility.intervals is not None:
+        intervals = visibility.intervals
+        if intervals.stride(2) != 1:
+            intervals = intervals.contiguous()
+        interval_strides = (
+            0 if intervals.shape[0] == 1 else intervals.stride(0),
+            intervals.stride(1),
+        )
+    if visibility.dense is not None:
+        mask = visibility.dense.view(torch.uint8)
+        strides = [0 if n == 1 else s for n, s in zip(mask.shape, mask.stride(), strict=True)]
+        mask_strides = (strides[0], strides[1], strides[2], strides[3])
+    return VisibilityArguments(
+        visibility.kind, visibility.window or 0, intervals, interval_strides, mask, mask_strides
+    )
+
+
+def rows_contiguous(tensor: Tensor) -> Tensor:
+    """The tensor itself when its last dimension is contiguous, else one copy."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def wide(*tensors: Tensor) -> bool:
+    """Whether a tile of any of these `[B, H, L, D]` tensors spans more than int32 offsets."""
+    return any(t.stride(2) >= _WIDE_FROM for t in tensors)
+
+
+@lru_cache(maxsize=64)
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def tiles_of(tensor: Tensor) -> TileSet:
+    """The tile table's entry for a query `[B, H, M, D]`."""
+    if INTERPRETED:
+        return tiles_for(None, tensor.shape[-1], tensor.element_size())
+    capability = _capability(tensor.device.index)
+    return tiles_for(capability, tensor.shape[-1], tensor.element_size())
+
+
+def block_d(head_dim: int) -> int:
+    """The power of two, at least 16, that a head dim is padded to."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[object]:
+    """Make the tensor's device the current one: Triton launches on whatever is current."""
+    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
+
+
+def compute_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype a kernel works in.
+
+    Triton's interpreter multiplies the bit patterns of bfloat16 in `tl.dot` and cuts instead of
+    rounding; there, bfloat16 is computed in float32.
+    """
+    if INTERPRETED and tensor.dtype == torch.bfloat16:
+        return torch.float32
+    return tensor.dtype
+
+
+def precision(dtype: torch.dtype) -> str:
+    """`input_precision` of `tl.dot`: IEEE products for fp32, where Triton's default is TF32."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def launch_options(dtype: torch.dtype, warps: int) -> dict[str, object]:
+    """Compile options; FP fusion is named because Triton 3.10 turns its default off."""
+    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}

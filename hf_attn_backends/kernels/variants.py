@@ -1,0 +1,118 @@
+"""Which variant of the kernel serves a call.
+
+`hopper` is asked first; whatever it refuses, the portable `triton` variant serves. A variant that
+was asked for by name is served or refused with its reasons.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_attn_backends.errors import CallRefusedError, InvalidCallError, compose
+from hf_attn_backends.kernels.visibility import Visibility
+
+VARIANTS = ("triton", "hopper")
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Variant(NamedTuple):
+    """A variant's name and its two launch functions."""
+
+    name: str
+    launch_forward: Any
+    launch_backward: Any
+
+
+def kernel_refusals(
+    device: torch.device, dtype: torch.dtype, head_dim: int, value_head_dim: int | None = None
+) -> list[str]:
+    """Why no variant can serve a call, whatever its mask; empty when one can.
+
+    Args:
+        device: Of query, key and value.
+        dtype: Likewise.
+        head_dim: `D`.
+        value_head_dim: The value's, where it differs.
+    """
+    reasons = []
+    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
+        reasons.append(
+            f"head_dim must be {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got head_dim {head_dim}"
+        )
+    if value_head_dim not in (None, head_dim):
+        reasons.append(f"value head_dim must equal the query's {head_dim}, got {value_head_dim}")
+    if dtype not in _DTYPES:
+        reasons.append(f"dtype must be bfloat16, float16 or float32, got {dtype}")
+    if device.type == "cpu":
+        if not interpreted():
+            reasons.append(
+                "a CPU tensor needs Triton's interpreter: set TRITON_INTERPRET=1 in the "
+                "environment before Python starts (it is read once, when triton is imported)"
+            )
+    elif device.type != "cuda":
+        reasons.append(f"device must be cuda (or cpu under the interpreter), got {device}")
+    elif interpreted():
+        reasons.append("TRITON_INTERPRET=1 is set: unset it to launch on the GPU")
+    elif torch.cuda.get_device_capability(device) < (8, 0):
+        major, minor = torch.cuda.get_device_capability(device)
+        reasons.append(f"compute capability must be 8.0 or newer, got {major}.{minor}")
+    return reasons
+
+
+@lru_cache(maxsize=1)
+def interpreted() -> bool:
+    """Whether the kernels of this process run in Triton's interpreter. Imports triton."""
+    from hf_attn_backends.kernels.triton.launch import INTERPRETED
+
+    return INTERPRETED
+
+
+@lru_cache(maxsize=1)
+def _portable() -> Variant:
+    from hf_attn_backends.kernels.triton import backward, forward
+
+    return Variant("triton", forward.launch_forward, backward.launch_backward)
+
+
+@lru_cache(maxsize=256)
+def _kernel_refusals(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, ...]:
+    return tuple(kernel_refusals(device, dtype, head_dim))
+
+
+def resolve_variant(
+    phase: str,
+    asked: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    grad_out: Tensor | None = None,
+) -> Variant:
+    """Choose the variant for one call.
+
+    Args:
+        phase: `forward` or `backward`.
+        asked: `auto`, or a variant's name.
+        query: `[B, H, M, D]`.
+        key: `[B, G, N, D]`.
+        value: `[B, G, N, D]`.
+        visibility: Which keys each row sees.
+        grad_out: `[B, H, M, D]`, in the backward phase.
+
+    Raises:
+        CallRefusedError: Nothing serves the call, or not the variant that was asked for.
+    """
+    if asked not in ("auto", *VARIANTS):
+        raise InvalidCallError(f"variant must be auto, {' or '.join(VARIANTS)}, got {asked!r}")
+    reasons = list(_kernel_refusals(query.device, query.dtype, query.shape[-1]))
+    if reasons:
+        raise CallRefusedError(compose("no kernel serves this call", reasons), reasons)
+    if asked == "hopper":
+        reasons = ["the hopper variant is not part of this version"]
+        raise CallRefusedError(compose("variant 'hopper' was asked for", reasons), reasons)
+    return _portable()
