@@ -1,0 +1,97 @@
+"""Which tile a program takes when, and which keys a tile needs.
+
+Device functions shared by the partitions of the sm_90 kernels (all partitions of a program must
+agree on every trip count), and the host's choice of section size.
+
+Work is cut into tiles of 128 query rows of one head. Heads are taken in sections whose keys and
+values fit the L2 cache; inside a section the longest tiles (the last rows, under causality) come
+first. Programs take tiles in boustrophedon order, so that sorted lengths add up evenly.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+ROWS = gl.constexpr(128)  # query rows of a tile
+
+
+@gluon.jit
+def tile_count(tiles):
+    """How many of `tiles` this program takes."""
+    programs = gl.num_programs(0)
+    whole = tiles // programs
+    place = gl.program_id(0)
+    if whole & 1:
+        place = programs - 1 - place
+    return whole + (place < tiles - whole * programs).to(gl.int32)
+
+
+@gluon.jit
+def pick_tile(turn):
+    """The tile that this program takes in its `turn`-th turn."""
+    place = gl.program_id(0)
+    if turn & 1:
+        place = gl.num_programs(0) - 1 - place
+    return turn * gl.num_programs(0) + place
+
+
+@gluon.jit
+def tile_rows(tile, batch_heads, m_tiles, section, heads):
+    """Batch, head and first row of a tile; the last rows of every head of a section first."""
+    index = tile // (section * m_tiles)
+    rest = tile - index * section * m_tiles
+    width = gl.minimum(section, batch_heads - index * section)
+    block = rest // width
+    bh = index * section + rest - block * width
+    batch = bh // heads
+    return batch, bh - batch * heads, (m_tiles - 1 - block) * ROWS
+
+
+@gluon.jit
+def row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride):
+    """First and one-past-last key of each row, clamped to the keys; rows behind the last: 0, 0."""
+    base = intervals_ptr + batch.to(gl.int64) * batch_stride
+    inside = rows < m_len
+    lo = gl.maximum(gl.load(base + rows * 2, mask=inside, other=0), 0)
+    hi = gl.minimum(gl.load(base + rows * 2 + 1, mask=inside, other=0), n_len)
+    return lo, hi
+
+
+@gluon.jit
+def tile_span(
+    row0, batch, m_len, n_len, window, intervals_ptr, batch_stride,
+    KIND: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
+):  # fmt: skip
+    """The keys that a tile needs.
+
+    Returns:
+        hi: One past the last key of the block that is computed first; block `i` begins at
+            `hi - (i + 1) * BN`.
+        blocks: Number of blocks, at least 1 (a tile that sees nothing computes one masked block).
+        full_lo, full_hi: Every row sees every key of `[full_lo, full_hi)`.
+    """
+    shift = n_len - m_len
+    lo = 0
+    full_lo = 0
+    full_hi = n_len
+    if KIND == 0:
+        hi = gl.cdiv(n_len, BN) * BN
+    elif KIND == 1:
+        hi = row0 + ROWS + shift
+        full_hi = row0 + shift + 1
+    elif KIND == 2:
+        hi = row0 + ROWS + shift
+        lo = gl.maximum(row0 + shift - window + 1, 0)
+        full_lo = gl.maximum(row0 + ROWS + shift - window, 0)
+        full_hi = row0 + shift + 1
+    else:
+        rows = row0 + gl.arange(0, ROWS, layout)
+        first, last = row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride)
+        seen = last > first
+        behind = rows >= m_len
+        lo = gl.min(gl.where(seen, first, n_len), 0)
+        hi = gl.max(gl.where(seen, last, 0), 0)
+        full_lo = gl.max(gl.where(seen, first, gl.where(behind, 0, n_len)), 0)
+        full_hi = gl.min(gl.where(seen, last, gl.where(behind, n_len, 0)), 0)
+    return hi, gl.maximum(gl.cdiv(hi - lo, BN), 1), full_lo, full_hi
