@@ -8,24 +8,27 @@ for each (dtype, head dim, visibility kind).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
-import triton
 from torch import Tensor
 
-from hf_attn_backends.call import dtype_name
 from hf_attn_backends.errors import CallRefusedError, compose
+from hf_attn_backends.kernels.hopper.bound import BoundKernel, Map, Plan
+from hf_attn_backends.kernels.hopper.limits import (
+    KINDS,
+    TILE,
+    call_refusals,
+    device_facts,
+    safe_strides,
+)
 from hf_attn_backends.kernels.visibility import Visibility
 
-HEAD_DIMS = (64, 128)
-DTYPES = (torch.bfloat16, torch.float16)
-KINDS = ("full", "causal", "window", "intervals")
-TRITON_VERSIONS = ("3.6", "3.9")
-TILE = 128  # query rows of a tile
 KEYS = 128  # keys of a block
-_MAX = 2**31 - 1
+_LOG2_E = 1.4426950408889634
+_ROWS = (64, KEYS, KEYS, 64)  # rows of a box of query, key, value, output
+_PLANS_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,87 +47,10 @@ class Tuning:
 
 
 DEFAULT = Tuning()
+_KERNELS: dict[tuple[object, ...], BoundKernel | None] = {}
+_PLANS: dict[tuple[object, ...], Plan] = {}
 
-
-@lru_cache(maxsize=64)
-def _device(index: int) -> tuple[tuple[int, int], int]:
-    """Compute capability and number of multiprocessors of a CUDA device."""
-    properties = torch.cuda.get_device_properties(index)
-    return (properties.major, properties.minor), properties.multi_processor_count
-
-
-def environment_refusals(device: torch.device) -> list[str]:
-    """Why no call at all can be served on `device` with this Triton; empty: some can."""
-    reasons = []
-    version = ".".join(triton.__version__.split(".")[:2])
-    if version not in TRITON_VERSIONS:
-        reasons.append(
-            f"the hopper variant is tested with triton {' and '.join(TRITON_VERSIONS)}, "
-            f"this is {triton.__version__}"
-        )
-    if device.type != "cuda":
-        reasons.append(f"the hopper variant needs a CUDA device of capability 9.0, not {device}")
-    else:
-        index = device.index if device.index is not None else torch.cuda.current_device()
-        major, minor = _device(index)[0]
-        if (major, minor) != (9, 0):
-            reasons.append(
-                f"the hopper variant needs capability 9.0 (H100, H200), {device} has "
-                f"{major}.{minor}"
-            )
-    return reasons
-
-
-def layout_refusals(name: str, tensor: Tensor) -> list[str]:
-    """Why the tensor copy engine cannot read or write `tensor`; empty: it can."""
-    reasons = []
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        reasons.append(f"{name} must be contiguous in its last dimension")
-    unit = 16 // tensor.element_size()
-    bad = [
-        stride
-        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-        if size > 1 and (stride % unit or stride <= 0)
-    ]
-    if bad:
-        reasons.append(
-            f"{name} must have strides that are positive multiples of 16 bytes, "
-            f"got {tuple(tensor.stride())} elements"
-        )
-    if tensor.data_ptr() % 16:
-        reasons.append(f"{name} must begin at a multiple of 16 bytes")
-    return reasons
-
-
-def refusals(
-    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, scale: float | None = None
-) -> list[str]:
-    """Why this variant cannot serve a (valid) call; empty: it can.
-
-    Args:
-        q: `[B, H, M, D]`.
-        k: `[B, G, N, D]`.
-        v: `[B, G, N, E]`.
-        visibility: Which keys a row sees.
-        scale: Softmax scale, None for the default one.
-    """
-    reasons = environment_refusals(q.device)
-    if q.dtype not in DTYPES:
-        reasons.append(f"dtype must be bfloat16 or float16, got {dtype_name(q.dtype)}")
-    if q.shape[-1] not in HEAD_DIMS or v.shape[-1] != q.shape[-1]:
-        reasons.append(
-            f"head_dim must be 64 or 128 and the value's the same, "
-            f"got {q.shape[-1]} and {v.shape[-1]}"
-        )
-    if visibility.kind not in KINDS:
-        reasons.append(f"visibility must be {', '.join(KINDS)}, got {visibility.kind}")
-    if scale is not None and not scale > 0:
-        reasons.append(f"scale must be greater than 0, got {scale}")
-    if q.shape[0] * q.shape[1] * (-(-q.shape[2] // TILE) + 1) > _MAX:
-        reasons.append("batch x heads x tiles must stay below 2^31")
-    for name, tensor in (("query", q), ("key", k), ("value", v)):
-        reasons += layout_refusals(name, tensor)
-    return reasons
+refusals = call_refusals
 
 
 def section_heads(
@@ -142,16 +68,7 @@ def section_heads(
     return min(batch_heads, group * 2 ** int(math.log2(fit)))
 
 
-def safe_strides(tensor: Tensor) -> list[int]:
-    """The strides of a 4-d tensor, with harmless values where a dimension has one element."""
-    last = tensor.shape[-1]
-    return [
-        stride if size > 1 else last
-        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    ] + [1]
-
-
-def _descriptor(tensor: Tensor, rows: int):
+def _descriptor(tensor: Tensor, rows: int) -> object:
     from triton.experimental.gluon import language as gl
 
     from hf_attn_backends.kernels.hopper.gluon_compat import TensorDescriptor
@@ -173,7 +90,8 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor]:
     """Attention of `[B, H, M, D]` queries over `[B, G, N, D]` keys and values.
 
-    fp32 accumulation; two runs give the same bits.
+    fp32 accumulation; two runs give the same bits. One kernel for each (dtype, head dim,
+    visibility kind); one launch plan for each set of shapes and strides.
 
     Args:
         q, k, v: bf16 or fp16; any strides that `layout_refusals` accepts.
@@ -186,45 +104,109 @@ def launch_forward(
         natural log-sum-exp `[B, H, M]` in fp32. A row that sees nothing has 0 and -inf.
 
     Raises:
-        CallRefusedError: The visibility is dense, or a tensor cannot be read by the copy engine.
+        CallRefusedError: See `refusals`.
     """
-    reasons = refusals(q, k, v, visibility, scale)
-    if reasons:
-        raise CallRefusedError(compose("the hopper variant cannot serve this call", reasons))
+    intervals = visibility.intervals
+    if intervals is not None and not intervals.is_contiguous():
+        intervals = intervals.contiguous()
+    device = q.device
+    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    key = (
+        q.shape,
+        q.stride(),
+        k.shape,
+        k.stride(),
+        v.shape,
+        v.stride(),
+        q.dtype,
+        device.index,
+        visibility.kind,
+        visibility.window,
+        None if intervals is None else intervals.shape[0],
+        scale,
+        tuning,
+    )
+    plan = _PLANS.get(key)
+    if plan is None or (addresses[0] | addresses[1] | addresses[2]) & 15:
+        reasons = refusals(q, k, v, visibility, scale)
+        if reasons:
+            raise CallRefusedError(compose("the hopper variant cannot serve this call", reasons))
     batch, heads, m_len, head_dim = q.shape
-    n_len, group = k.shape[2], heads // k.shape[1]
-    out = q.new_empty((batch, m_len, heads, head_dim)).transpose(1, 2)
-    lse = torch.empty((batch, heads, m_len), dtype=torch.float32, device=q.device)
-    if out.numel() == 0 or n_len == 0:
+    memory = q.new_empty((batch, m_len, heads, head_dim))
+    out = memory.transpose(1, 2)
+    lse = torch.empty((batch, heads, m_len), dtype=torch.float32, device=device)
+    if out.numel() == 0 or k.shape[2] == 0:
         return out.zero_(), lse.fill_(float("-inf"))
-    kind = visibility.kind
-    intervals, stride = lse, 0
-    if visibility.intervals is not None:
-        intervals = visibility.intervals.contiguous()
-        stride = 2 * m_len if intervals.shape[0] > 1 else 0
-    m_tiles = -(-m_len // TILE)
-    tiles = batch * heads * m_tiles
-    from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
+    if plan is None or device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            plan = plan or _prepare(key, q, k, v, out, lse, intervals, visibility, scale, tuning)
+            if plan is not None:
+                _run(plan, addresses, memory, lse, intervals, device.index)
+    else:
+        _run(plan, addresses, memory, lse, intervals, device.index)
+    return out, lse
 
-    with torch.cuda.device_of(q):
-        programs = min(tiles, _device(q.device.index)[1])
-        attention_forward[(programs,)](
-            _descriptor(q, 64),
-            _descriptor(k, KEYS),
-            _descriptor(v, KEYS),
-            _descriptor(out, 64),
+
+def _run(
+    plan: Plan,
+    addresses: Sequence[int],
+    memory: Tensor,
+    lse: Tensor,
+    intervals: Tensor | None,
+    index: int,
+) -> None:
+    """Launch a plan on the device's current stream."""
+    log_sum = lse.data_ptr()
+    plan.launch(
+        torch._C._cuda_getCurrentRawStream(index),
+        (*addresses, memory.data_ptr()),
+        (log_sum, log_sum if intervals is None else intervals.data_ptr()),
+    )
+
+
+def _prepare(
+    key: tuple[object, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    intervals: Tensor | None,
+    visibility: Visibility,
+    scale: float,
+    tuning: Tuning,
+) -> Plan | None:
+    """Compile the kernel of a call class if need be, and keep a plan for this call.
+
+    Where Triton's calling convention is not the known one, the call is launched through Triton
+    and the answer is None.
+    """
+    batch, heads, m_len, head_dim = q.shape
+    n_len, group, kind = k.shape[2], heads // k.shape[1], visibility.kind
+    m_tiles = -(-m_len // TILE)
+    programs = min(batch * heads * m_tiles, device_facts(q.device.index)[1])
+    scalars = (
+        float(scale) * _LOG2_E,
+        batch * heads,
+        heads,
+        group,
+        m_len,
+        n_len,
+        min(visibility.window or 0, 2**30),
+        m_tiles,
+        section_heads(kind, n_len, head_dim, group, batch * heads, tuning.l2_bytes),
+        2 * m_len if intervals is not None and intervals.shape[0] > 1 else 0,
+    )
+    tensors = (q, k, v, out)
+    kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.half, tuning.turns)
+    if _KERNELS.get(kernel_key) is None:
+        from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
+
+        compiled = attention_forward[(programs,)](
+            *(_descriptor(tensor, rows) for tensor, rows in zip(tensors, _ROWS, strict=True)),
             lse,
-            intervals,
-            scale * 1.4426950408889634,
-            batch * heads,
-            heads,
-            group,
-            m_len,
-            n_len,
-            visibility.window or 0,
-            m_tiles,
-            section_heads(kind, n_len, head_dim, group, batch * heads, tuning.l2_bytes),
-            stride,
+            lse if intervals is None else intervals,
+            *scalars,
             KIND=KINDS.index(kind),
             BN=KEYS,
             D=head_dim,
@@ -233,4 +215,15 @@ def launch_forward(
             num_warps=4,
             enable_fp_fusion=True,
         )
-    return out, lse
+        _KERNELS[kernel_key] = BoundKernel.of(compiled, len(scalars) + 2)
+    kernel = _KERNELS[kernel_key]
+    if kernel is None:
+        return None
+    maps = [
+        Map.of(tensor, safe_strides(tensor), metadata)
+        for tensor, metadata in zip(tensors, kernel.maps, strict=True)
+    ]
+    if len(_PLANS) >= _PLANS_KEPT:
+        _PLANS.clear()
+    plan = _PLANS[key] = Plan(kernel, maps, (None, None, *scalars), programs)
+    return plan

@@ -1,0 +1,250 @@
+"""Launching a compiled kernel with the least host work.
+
+Triton's own launch costs 11 us and more: it specialises every argument again and encodes every
+tensor map again. A `Plan` does that once for one set of shapes and strides: it holds the kernel's
+whole parameter block, and a launch writes into it only what can differ between two calls (the
+addresses), then calls the driver. Tensor maps are kept by address.
+
+The parameter block is laid out from the compiled PTX, so a change of Triton's calling convention
+is noticed (`BoundKernel.of` answers None) instead of launching garbage.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from hf_attn_backends.errors import AttentionBackendError
+
+_ENTRY = re.compile(r"\.visible \.entry \w+\((.*?)\)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+.*?)?\w+(?:\[(\d+)\])?\s*(?:,|$)"
+)
+_SIZES = {"u64": 8, "s64": 8, "b64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4}
+_MAP_BYTES = 128  # sizeof(CUtensorMap)
+_MAPS_KEPT = 256
+_ELEMENT_TYPES = {"torch.bfloat16": 9, "torch.float16": 6, "torch.float32": 7}  # CUtensorMap*
+_L2_PROMOTION = 2  # 128 bytes, as Triton does
+
+
+class DriverError(AttentionBackendError, RuntimeError):
+    """The CUDA driver refused a tensor map or a launch."""
+
+
+@lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    driver = ctypes.CDLL("libcuda.so.1")
+    u32, pointer = ctypes.c_uint32, ctypes.c_void_p
+    driver.cuLaunchKernel.argtypes = [pointer, *[u32] * 7, pointer, pointer, pointer]
+    driver.cuTensorMapEncodeTiled.argtypes = [
+        pointer, u32, u32, pointer, pointer, pointer, pointer, pointer, u32, u32, u32, u32,
+    ]  # fmt: skip
+    return driver
+
+
+def parameter_sizes(ptx: str) -> list[tuple[int, int]]:
+    """Size and alignment in bytes of every parameter of a PTX kernel."""
+    entry = _ENTRY.search(ptx)
+    found = []
+    for align, kind, count in _PARAMETER.findall(entry[1] if entry else ""):
+        size = int(count) if count else _SIZES[kind]
+        found.append((size, int(align) if align else size))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """How one tensor map is encoded, everything but the address.
+
+    Attributes:
+        element_type: `CUtensorMapDataType`.
+        swizzle: `CUtensorMapSwizzle`.
+        shape, strides, box: Outermost dimension first; strides in elements.
+        element_size: In bytes.
+    """
+
+    element_type: int
+    swizzle: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_size: int
+
+    @classmethod
+    def of(cls, tensor: Tensor, strides: Sequence[int], metadata: dict) -> Map:
+        """The map of `tensor` for a descriptor argument with Triton's `metadata`."""
+        return cls(
+            element_type=_ELEMENT_TYPES[str(tensor.dtype)],
+            swizzle=metadata["swizzle"],
+            shape=tuple(tensor.shape),
+            strides=tuple(strides),
+            box=tuple(metadata["block_size"]),
+            element_size=metadata["elem_size"],
+        )
+
+    def encode(self, address: int) -> bytes:
+        """The 128 bytes that the copy engine reads."""
+        rank = len(self.shape)
+        room = ctypes.create_string_buffer(_MAP_BYTES + 64)
+        place = (ctypes.addressof(room) + 63) & ~63
+        code = _driver().cuTensorMapEncodeTiled(
+            place,
+            self.element_type,
+            rank,
+            address,
+            (ctypes.c_uint64 * rank)(*reversed(self.shape)),
+            (ctypes.c_uint64 * rank)(
+                *(stride * self.element_size for stride in reversed(self.strides[:-1]))
+            ),
+            (ctypes.c_uint32 * rank)(*reversed(self.box)),
+            (ctypes.c_uint32 * rank)(*[1] * rank),
+            0,
+            self.swizzle,
+            _L2_PROMOTION,
+            0,
+        )
+        if code:
+            raise DriverError(f"cuTensorMapEncodeTiled failed with CUDA error {code} for {self}")
+        return ctypes.string_at(place, _MAP_BYTES)
+
+
+class BoundKernel:
+    """A loaded kernel and the layout of its parameters.
+
+    Attributes:
+        compiled: Triton's object, kept because it owns the loaded module.
+        function: `CUfunction`.
+        shared: Dynamic shared memory in bytes.
+        threads: Threads of a program.
+        maps: Triton's metadata of each descriptor argument.
+        sizes: Size and alignment of each parameter.
+    """
+
+    __slots__ = ("compiled", "function", "maps", "shared", "sizes", "threads")
+
+    def __init__(self, compiled: object, function: int, metadata: object, ptx: str) -> None:
+        self.compiled = compiled
+        self.function = function
+        self.shared: int = metadata.shared
+        self.threads: int = 32 * metadata.num_warps
+        self.maps: list[dict] = list(metadata.tensordesc_meta or ())
+        self.sizes = parameter_sizes(ptx)
+
+    @classmethod
+    def of(cls, kernel: object, scalars: int) -> BoundKernel | None:
+        """Bind a loaded `CompiledKernel`, or None where its calling convention is not known.
+
+        Args:
+            kernel: What a launch through Triton returned.
+            scalars: Number of arguments behind the descriptors, pointers included. Descriptors
+                come first, each as its map, its shape and its strides; two scratch pointers last.
+        """
+        metadata = kernel.metadata
+        plain = (
+            getattr(metadata, "global_scratch_size", 0) == 0
+            and getattr(metadata, "profile_scratch_size", 0) == 0
+            and not getattr(metadata, "launch_cooperative_grid", False)
+            and not getattr(metadata, "launch_pdl", False)
+            and getattr(metadata, "num_ctas", 1) == 1
+        )
+        bound = cls(kernel, kernel.function, metadata, kernel.asm["ptx"])
+        shape = [
+            size
+            for entry in bound.maps
+            for size in (
+                _MAP_BYTES,
+                *[4] * len(entry["block_size"]),
+                *[8] * len(entry["block_size"]),
+            )
+        ]
+        sizes = [size for size, _ in bound.sizes]
+        known = sizes[: len(shape)] == shape and sizes[-2:] == [8, 8]
+        if not plain or not known or len(sizes) != len(shape) + scalars + 2:
+            return None
+        return bound
+
+
+class Plan:
+    """The parameter block of one kernel for one set of shapes and strides.
+
+    Thread-safe: a lock is held from the first write to the driver's return.
+    """
+
+    __slots__ = ("_block", "_kept", "_lock", "_maps", "_pointers", "_slots", "kernel", "programs")
+
+    def __init__(
+        self,
+        kernel: BoundKernel,
+        maps: Sequence[Map],
+        scalars: Sequence[int | float | None],
+        programs: int,
+    ) -> None:
+        """Lay the block out.
+
+        Args:
+            kernel: The kernel.
+            maps: Of each descriptor argument.
+            scalars: The other arguments in order; None for an address, given at each launch.
+            programs: Grid size.
+        """
+        self.kernel = kernel
+        self.programs = programs
+        values: list[int | float | None] = []
+        for entry in maps:
+            values += [None, *entry.shape, *entry.strides]
+        values += [*scalars, 0, 0]
+        offsets, end = [], 0
+        for size, align in kernel.sizes:
+            end = (end + align - 1) // align * align
+            offsets.append(end)
+            end += size
+        self._block = ctypes.create_string_buffer(end + 64)
+        base = (ctypes.addressof(self._block) + 63) & ~63
+        self._pointers = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
+        slots: list[ctypes.c_uint64] = []
+        self._maps: list[tuple[int, Map, dict[int, bytes]]] = []
+        fresh = iter(maps)
+        for value, (size, _), offset in zip(values, kernel.sizes, offsets, strict=True):
+            place = base + offset
+            if value is None and size == _MAP_BYTES:
+                self._maps.append((place, next(fresh), {}))
+            elif value is None:
+                slots.append(ctypes.c_uint64.from_address(place))
+            elif isinstance(value, float):
+                ctypes.c_float.from_address(place).value = value
+            elif size == 8:
+                ctypes.c_int64.from_address(place).value = value
+            else:
+                ctypes.c_int32.from_address(place).value = value
+        self._slots = tuple(slots)
+        self._lock = threading.Lock()
+
+    def launch(self, stream: int, mapped: Sequence[int], addresses: Sequence[int]) -> None:
+        """Launch on `stream` with the addresses of the mapped tensors and of the others.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+        kernel = self.kernel
+        with self._lock:
+            for (place, entry, kept), address in zip(self._maps, mapped, strict=True):
+                code = kept.get(address)
+                if code is None:
+                    if len(kept) >= _MAPS_KEPT:
+                        kept.clear()
+                    code = kept[address] = entry.encode(address)
+                ctypes.memmove(place, code, _MAP_BYTES)
+            for slot, address in zip(self._slots, addresses, strict=True):
+                slot.value = address
+            status = _driver().cuLaunchKernel(
+                kernel.function, self.programs, 1, 1, kernel.threads, 1, 1, kernel.shared,
+                stream, self._pointers, None,
+            )  # fmt: skip
+        if status:
+            raise DriverError(f"cuLaunchKernel failed with CUDA error {status}")
