@@ -85,6 +85,7 @@ class AttentionBackend(ABC):
     capability: Capability | None = None
     gated: ClassVar[bool] = False  # whether the equivalence gate has to vouch for it
     counts_itself: ClassVar[bool] = False  # else dispatch counts its calls, as variant "plugin"
+    counts_in_graphs: ClassVar[bool] = False  # whether its operator counts in compiled code too
     remedy: ClassVar[str | None] = None  # the command that makes it available
 
     def available(self) -> bool:
@@ -168,6 +169,9 @@ class AttentionBackend(ABC):
         Returns:
             `[B, H, M, E]`, any strides; zeros for rows that see nothing.
         """
+
+    def prepare_tracing(self) -> None:  # noqa: B027 - most backends have nothing to prepare
+        """Import what `forward` needs; called while a graph is traced, where imports are late."""
 
     def praise(self, context: ProbeContext) -> str:
         """Why it is available, in one sentence."""

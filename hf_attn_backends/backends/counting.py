@@ -1,6 +1,6 @@
 """Counting of calls whose kernel is not ours, at run time, eagerly and inside compiled graphs.
 
-Eagerly a call counts in Python and a tensor hook counts its backward pass. In a traced graph
+Eagerly a call counts in Python and a hook on its node counts the backward pass. In a traced graph
 Python does not run again, so an operator counts: it writes to a ticket tensor, which keeps the
 compiler from removing it, and its implementation calls the witness.
 """
@@ -27,7 +27,10 @@ _names: dict[int, tuple[AttentionCall, str]] = {}
 
 
 def _tally(ticket: Tensor, backend: str, variant: str, phase: str, call_class: str) -> None:
-    witness.count(backend, variant, phase, call_class)
+    if phase == "substituted":
+        witness.count_substitution(backend, variant, call_class)
+    else:
+        witness.count(backend, variant, phase, call_class)
 
 
 _LIBRARY.impl("tally", _tally, "CompositeExplicitAutograd")
@@ -59,7 +62,8 @@ def counted(out: Tensor, backend: str, call: AttentionCall, variant: str = "torc
     name = class_text(call)
     witness.count(backend, variant, "forward", name)
     if out.requires_grad:
-        out.register_hook(_backward_hook(backend, variant, name))
+        # On the node and not on the tensor: 2 us in place of 3.3.
+        out.grad_fn.register_prehook(_backward_hook(backend, variant, name))  # pyright: ignore
     return out
 
 
@@ -67,6 +71,11 @@ def counted_in_graph(out: Tensor, backend: str, name: str, variant: str = "torch
     """The same inside a traced graph, where the compiled code counts each time it runs."""
     _OPERATOR(_TICKET, backend, variant, "forward", name)
     return _CountBackward.apply(out, backend, variant, name) if out.requires_grad else out
+
+
+def substituted_in_graph(requested: str, served: str, name: str) -> None:
+    """Count, each time the compiled code runs, that `served` stands in for `requested`."""
+    _OPERATOR(_TICKET, requested, served, "substituted", name)
 
 
 class _CountBackward(torch.autograd.Function):
@@ -85,8 +94,8 @@ class _CountBackward(torch.autograd.Function):
 
 
 @lru_cache(maxsize=_MAX_NAMES)
-def _backward_hook(backend: str, variant: str, name: str) -> Callable[[Tensor], None]:
-    def hook(gradient: Tensor) -> None:
+def _backward_hook(backend: str, variant: str, name: str) -> Callable[[tuple[Tensor, ...]], None]:
+    def hook(gradients: tuple[Tensor, ...]) -> None:
         witness.count(backend, variant, "backward", name)
 
     return hook

@@ -133,6 +133,11 @@ def backend_of(name: str, origin: str = "argument") -> AttentionBackend:
     return held
 
 
+def shared(name: str) -> AttentionBackend | None:
+    """The shared instance if it was made already and the name is spelled exactly."""
+    return _shared.get(name)
+
+
 def load_plugins() -> None:
     """Load the installed plug-ins once; a broken one becomes a `BrokenBackend`."""
     global _plugins_loaded

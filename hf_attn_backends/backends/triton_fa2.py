@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hf_attn_backends.backends import proof
@@ -25,6 +24,7 @@ class TritonFA2Backend(AttentionBackend):
     name = "triton_fa2"
     gated = True
     counts_itself = True
+    counts_in_graphs = True
     remedy = "pip install triton"
 
     def refusals(self, call: AttentionCall) -> list[str]:
@@ -36,6 +36,10 @@ class TritonFA2Backend(AttentionBackend):
                 call.device, call.dtype, call.head_dim, call.value_head_dim
             )
         return [*found, *proof.call_refusals(call)]
+
+    def prepare_tracing(self) -> None:
+        """Import the kernels."""
+        _operator()
 
     def praise(self, context: ProbeContext) -> str:
         """Cites the artifact, and what a CPU needs."""
@@ -71,8 +75,3 @@ def _operator() -> Any:
     if _attend is None:
         _attend = importlib.import_module("hf_attn_backends.kernels.ops").triton_attention
     return _attend
-
-
-def load_operator(device: torch.device) -> None:
-    """Import the kernels now; a traced graph cannot."""
-    _operator()

@@ -1,0 +1,334 @@
+"""Call time: who serves this attention call.
+
+Precedence: `backend=` argument > `attn_backend(...)` context > `HF_ATTN_BACKEND` > default order.
+Argument and context are explicit: that backend serves, or the call raises with every reason. The
+environment and the default are preferences: they fall back by capability, the substitution is
+logged once for each call class and counted by the witness. An unknown name raises in all of them.
+
+Inside `torch.compile` the choice is made when the graph is traced: the context is guarded (a
+change of it traces anew), the environment variable and the gate's verdict are those of that moment.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ContextDecorator
+from contextvars import ContextVar
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_attn_backends import witness
+from hf_attn_backends.backends import proof, tracing
+from hf_attn_backends.backends.base import AttentionBackend
+from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.factory import backend_of, shared
+from hf_attn_backends.backends.names import ALL_BACKENDS, AUTO, parse
+from hf_attn_backends.backends.planning import (
+    DEFAULT_ORDER,
+    Plan,
+    explicit_plan,
+    preferred_plan,
+    served_reasons,
+)
+from hf_attn_backends.call import AttentionCall
+from hf_attn_backends.errors import InvalidCallError
+from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
+
+__all__ = [
+    "ATTN_BACKEND",
+    "DEFAULT_ORDER",
+    "ENVIRONMENT_VARIABLE",
+    "attention",
+    "attn_backend",
+    "get_backend",
+    "run_call",
+    "served_reasons",
+]
+
+ENVIRONMENT_VARIABLE = "HF_ATTN_BACKEND"
+
+ATTN_BACKEND = StrEnum("ATTN_BACKEND", {name.upper(): name for name in ALL_BACKENDS})
+ATTN_BACKEND.__doc__ = "The package's backends, by name; members are strings."
+
+BackendLike = str | AttentionBackend | type[AttentionBackend]
+
+_MAX_PLANS = 4096
+_plans: dict[tuple[object, ...], Plan] = {}
+# None in place of a backend is `auto`: back to the environment and the default order.
+_stack: ContextVar[tuple[AttentionBackend | None, ...]] = ContextVar("attn_backend", default=())
+
+
+class attn_backend(ContextDecorator):
+    """Run the calls in this scope under one backend, explicitly.
+
+    Takes an enum member, a name, a class or an instance; `auto` goes back to per-call dispatch.
+    Holds in this thread or task only, nests, is restored on exceptions, and the same object may be
+    entered again inside itself. Whether the backend can serve is asked by each call, not on entry.
+
+    Raises:
+        UnknownBackendError: No backend has that name.
+    """
+
+    def __init__(self, backend: BackendLike) -> None:
+        self.backend = as_backend(backend, "context")
+
+    def __enter__(self) -> attn_backend:
+        stack = (*_stack.get(), self.backend)
+        _stack.set(stack)
+        tracing.mirror(stack)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        stack = _stack.get()[:-1]
+        _stack.set(stack)
+        tracing.mirror(stack)
+
+
+def get_backend(use_default: bool = True) -> AttentionBackend | None:
+    """The backend in force: the context's, else the environment's, else the default's.
+
+    A backend equals its name, so `get_backend() == "sdpa"` reads as one would expect.
+
+    Args:
+        use_default: Without context and environment, return what serves an ordinary call by
+            default; False: return None.
+
+    Raises:
+        UnknownBackendError: `HF_ATTN_BACKEND` names no backend.
+    """
+    stack = _stack.get()
+    found = stack[-1] if stack else None
+    if found is None:
+        asked = os.environ.get(ENVIRONMENT_VARIABLE)
+        found = as_backend(asked, "environment") if asked else None
+    if found is None and use_default:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        found = next(
+            backend
+            for backend in map(backend_of, DEFAULT_ORDER)
+            if not backend.machine_refusals(device)
+        )
+    return found
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    kv_cache: object | None = None,
+    fwd: bool | None = None,
+    backend: BackendLike | None = None,
+) -> Tensor:
+    """Attention by the backend in force, in SDPA's layout, key/value heads not repeated.
+
+    Args:
+        query: `[B, H, M, D]`.
+        key: `[B, G, N, D]`; query head `h` reads key head `h // (H // G)`.
+        value: `[B, G, N, E]`.
+        attn_mask: Bool (True: seen) or additive in the query's dtype, broadcastable to
+            `[B, H, M, N]`; or intervals `[B, M, 2]` int32. Not together with `is_causal`.
+        is_causal: Row `i` sees key `j` iff `j <= i + N - M`: aligned to the LAST key, unlike
+            SDPA's own flag.
+        scale: Factor of the scores; default `D ** -0.5`.
+        window: With `is_causal`: keys a row sees, its own included.
+        softcap: `c` in `c * tanh(scores / c)`, after scaling, before the mask.
+        sinks: `[H]` logits that join each head's denominator.
+        dropout_p: Probability of dropping a weight.
+        kv_cache: The cache that key and value came from; its presence alone matters, to backends
+            that serve cached calls only.
+        fwd: Forward only. True: no gradient is wanted, and none can be taken of the result; None
+            or False: it is read off the tensors.
+        backend: An enum member, a name, a class or an instance; explicit.
+
+    Returns:
+        `[B, H, M, E]`; rows that see nothing are 0.
+
+    Raises:
+        UnknownBackendError: The argument or the environment names no backend.
+        InvalidCallError: The arguments describe no attention call.
+        InvalidDtypeError: Likewise, for dtypes.
+        CallRefusedError: The explicit backend cannot serve the call, or none can.
+    """
+    if fwd and torch.is_grad_enabled():
+        with torch.no_grad():
+            return attention(
+                query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale,
+                window=window, softcap=softcap, sinks=sinks, dropout_p=dropout_p,
+                kv_cache=kv_cache, backend=backend,
+            )  # fmt: skip
+    bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
+    if torch.compiler.is_compiling():
+        return tracing.run(
+            tracing.name_of(backend), query, key, value,
+            _visibility(query, key, attn_mask, is_causal, window), scale, softcap, sinks,
+            dropout_p, kv_cache is not None, bias,
+        )  # fmt: skip
+    if backend is not None:
+        chosen = as_backend(backend, "argument")
+    else:
+        stack = _stack.get()
+        chosen = stack[-1] if stack else None
+    preference = os.environ.get(ENVIRONMENT_VARIABLE) if chosen is None else None
+    signature = (
+        _signature(chosen, preference, query, key, value, dropout_p),
+        None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
+        is_causal, window, softcap, None if sinks is None else sinks.shape, kv_cache is None,
+    )  # fmt: skip
+    plan = _plans.get(signature)
+    if plan is None:
+        call = AttentionCall.of(
+            query, key, value, attn_mask, is_causal, window=window, softcap=softcap, sinks=sinks,
+            dropout_p=dropout_p, kv_cache=kv_cache,
+        )  # fmt: skip
+        plan = _keep(signature, _plan(chosen, preference, call))
+    visibility = _visibility(query, key, attn_mask, is_causal, window)
+    return _execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, bias)
+
+
+def run_call(
+    default_backend: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    *,
+    scale: float | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    has_cache: bool = False,
+) -> Tensor:
+    """One call of a model that was loaded under `default_backend`; a context overrides it.
+
+    Args:
+        default_backend: Explicit; or `auto`, which dispatches.
+        query: `[B, H, M, D]`.
+        key: `[B, G, N, D]`.
+        value: `[B, G, N, E]`.
+        visibility: Which keys each row sees.
+        scale: As in `attention`, with `softcap`, `sinks` and `dropout_p`.
+        softcap: See `scale`.
+        sinks: See `scale`.
+        dropout_p: See `scale`.
+        has_cache: Whether key and value come out of a KV cache.
+
+    Returns:
+        `[B, H, M, E]`.
+
+    Raises:
+        CallRefusedError: The backend cannot serve the call.
+    """
+    if torch.compiler.is_compiling():
+        return tracing.run(
+            tracing.name_of(None, default_backend), query, key, value, visibility, scale, softcap,
+            sinks, dropout_p, has_cache, None,
+        )  # fmt: skip
+    stack = _stack.get()
+    auto = stack[-1] is None if stack else default_backend == AUTO
+    chosen = stack[-1] if stack else None if auto else backend_of(default_backend, "config")
+    preference = os.environ.get(ENVIRONMENT_VARIABLE) if auto else None
+    signature = (
+        _signature(chosen, preference, query, key, value, dropout_p),
+        visibility.kind, visibility.window, softcap, None if sinks is None else sinks.shape,
+        has_cache,
+    )  # fmt: skip
+    plan = _plans.get(signature)
+    if plan is None:
+        call = AttentionCall.of(
+            query, key, value, softcap=softcap, sinks=sinks, dropout_p=dropout_p,
+            kv_cache=has_cache or None, visibility=visibility,
+        )  # fmt: skip
+        plan = _keep(signature, _plan(chosen, preference, call))
+    return _execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, None)
+
+
+def as_backend(backend: BackendLike, origin: str) -> AttentionBackend | None:
+    """The instance that is meant by an enum member, a name, a class or an instance; None: auto."""
+    if isinstance(backend, AttentionBackend):
+        return backend
+    if isinstance(backend, str):
+        held = shared(backend)
+        if held is None and parse(backend).plain == AUTO:
+            return None
+        return held or backend_of(str(backend), origin)
+    if isinstance(backend, type) and issubclass(backend, AttentionBackend):
+        return _instance(backend)
+    raise InvalidCallError(
+        f"backend must be a name, an AttentionBackend class or an instance, got {backend!r}"
+    )
+
+
+@lru_cache(maxsize=64)
+def _instance(backend: type[AttentionBackend]) -> AttentionBackend:
+    return backend()
+
+
+def _signature(
+    chosen: AttentionBackend | None, preference: str | None, query: Tensor, key: Tensor,
+    value: Tensor, dropout_p: float,
+) -> tuple[object, ...]:  # fmt: skip
+    grad = query.requires_grad or key.requires_grad or value.requires_grad
+    # By id: a plan holds its backend, so that the id is not reused while the plan is kept.
+    return (
+        None if chosen is None else id(chosen), preference, grad and torch.is_grad_enabled(),
+        query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
+        query.device, key.device, value.device, dropout_p,
+    )  # fmt: skip
+
+
+def _plan(chosen: AttentionBackend | None, preference: str | None, call: AttentionCall) -> Plan:
+    if chosen is not None:
+        return explicit_plan(chosen, call)
+    wanted = as_backend(preference, "environment") if preference else None
+    return preferred_plan(wanted, call)
+
+
+def _keep(signature: tuple[object, ...], plan: Plan) -> Plan:
+    if len(_plans) >= _MAX_PLANS:
+        _plans.clear()
+    _plans[signature] = plan
+    return plan
+
+
+def _execute(
+    plan: Plan, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale, softcap,
+    sinks, dropout_p, bias,
+) -> Tensor:  # fmt: skip
+    if plan.requested is not None:
+        witness.count_substitution(plan.requested, plan.backend.name, plan.call_class)
+    options: dict[str, Any] = {} if bias is None else {"bias": bias}
+    out = plan.backend.forward(
+        query, key, value, plan.call, visibility=visibility, scale=scale, softcap=softcap,
+        sinks=sinks, dropout_p=dropout_p, **options,
+    )  # fmt: skip
+    if not plan.backend.counts_itself:
+        counted(out, plan.backend.name, plan.call, "plugin")
+    return out
+
+
+def _visibility(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None
+) -> Visibility:
+    if attn_mask is None or attn_mask.is_floating_point():
+        if not is_causal:
+            return FULL
+        return CAUSAL if window is None else Visibility(causal=True, window=window)
+    if attn_mask.dtype == torch.int32:
+        return Visibility(intervals=attn_mask.expand(query.shape[0], -1, -1))
+    mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    return Visibility(dense=mask.expand(*mask.shape[:2], query.shape[2], key.shape[2]))
+
+
+proof.on_forget(_plans.clear)
