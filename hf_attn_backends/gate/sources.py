@@ -10,7 +10,15 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 # The kernels themselves, and the code that decides what "equal" means: cases, budgets, the
 # measurement and the oracle. A gate with other cases has proven something else.
 _FOLDERS = ("kernels",)
-_FILES = ("reference.py", "gate/budgets.py", "gate/cases.py", "gate/inputs.py", "gate/measure.py")
+_FILES = (
+    "reference.py",
+    "gate/attend.py",
+    "gate/budgets.py",
+    "gate/cases.py",
+    "gate/inputs.py",
+    "gate/measure.py",
+    "gate/offsets.py",
+)
 
 
 def kernel_sources() -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -99,7 +100,25 @@ def write_equivalence_gate(
     path = artifact_path(device, gate_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    _announce()
     return path
+
+
+def withdraw(path: Path) -> None:
+    """Remove an artifact that vouches for something which has been measured to be wrong."""
+    path.unlink(missing_ok=True)
+    _announce()
+
+
+def _announce() -> None:
+    """Make this process's call-time verdicts be asked for anew.
+
+    They are kept by the backends, which this module must not import; where they were never
+    imported, there is nothing to forget.
+    """
+    proof = sys.modules.get("hf_attn_backends.backends.proof")
+    if proof is not None:
+        proof.forget()
 
 
 def write_atomically(path: Path, text: str) -> None:

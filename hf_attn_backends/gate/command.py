@@ -1,0 +1,154 @@
+"""`hf-attn gate`: measure the kernel of this machine and write what was proven.
+
+On a CPU the worker processes run under Triton's interpreter, which this command switches on for
+them by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hf_attn_backends import environment
+from hf_attn_backends.call import CallClass
+from hf_attn_backends.errors import InvalidCallError
+from hf_attn_backends.gate.artifact import device_kind, parse_class
+from hf_attn_backends.gate.budgets import TENSORS
+from hf_attn_backends.gate.results import ClassResult
+from hf_attn_backends.gate.run import GateResult, default_grid, previous_classes, run_gate
+from hf_attn_backends.kernels.visibility import KINDS
+
+_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `hf-attn gate`."""
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument(
+        "--head-dim",
+        type=int,
+        action="append",
+        metavar="D",
+        help="measure this head dim (repeatable); added to a valid artifact",
+    )
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        choices=_DTYPES,
+        help="with --head-dim: only this dtype (repeatable)",
+    )
+    parser.add_argument(
+        "--visibility", action="append", choices=KINDS, help="only this kind of mask (repeatable)"
+    )
+    parser.add_argument("--gate-dir", help="folder of the artifacts")
+    parser.add_argument("--force", action="store_true", help="measure also what is proven already")
+    parser.add_argument("--jobs", type=int, help="worker processes (default: by cores)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")  # fmt: skip
+
+
+def asked_classes(args: argparse.Namespace, device: str) -> list[CallClass]:
+    """The classes that the options name; with none, the default grid and what was proven before.
+
+    Raises:
+        InvalidCallError: The options together name nothing.
+    """
+    grid = default_grid(device)
+    if args.head_dim:
+        dtypes = args.dtype or sorted({one.dtype for one in grid})
+        return [
+            CallClass(dtype, dim, kind)
+            for dtype in dtypes
+            for dim in args.head_dim
+            for kind in args.visibility or KINDS
+        ]
+    if args.dtype is None and args.visibility is None:
+        return sorted({*grid, *map(parse_class, previous_classes(device, args.gate_dir))})
+    chosen = [
+        one
+        for one in grid
+        if one.dtype in (args.dtype or _DTYPES) and one.visibility in (args.visibility or KINDS)
+    ]
+    if not chosen:
+        raise InvalidCallError(
+            f"no class of the default grid of {device} has dtype {args.dtype}: name a --head-dim"
+        )
+    return chosen
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 0 if everything that was asked for is proven, else 1."""
+    device = args.device or environment.default_device()
+    if device.partition(":")[0] == "cuda" and environment.default_device() != "cuda":
+        print(f"hf-attn gate: torch sees no CUDA device, {device} cannot be measured",
+              file=sys.stderr)  # fmt: skip
+        return 1
+    console = Console(width=None if sys.stdout.isatty() else 132)
+    classes = asked_classes(args, device)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"equivalence gate, {device_kind(device)}", total=len(classes))
+
+        def note(done: int, total: int, found: ClassResult) -> None:
+            bar.update(task, completed=done, description=f"{found.name} {found.status}")
+
+        result = run_gate(
+            device, classes=classes, gate_dir=args.gate_dir, force=args.force, jobs=args.jobs,
+            progress=note,
+        )  # fmt: skip
+    if args.json:
+        print(json.dumps(result.to_dict(), indent=1))
+    else:
+        show(result, len(classes), console)
+    return 0 if result.passed else 1
+
+
+def show(result: GateResult, asked: int, console: Console) -> None:
+    """Print the table of errors against budgets, every failure, and the verdict."""
+    if result.reused:
+        console.print(
+            f"A valid artifact already covers all {asked} classes: {result.path}\n"
+            "Nothing was measured; --force measures again.",
+            soft_wrap=True,
+        )
+        return
+    table = Table(title=f"triton_fa2 on {result.device}: worst error of each tensor, and its "
+                        "share of the budget")  # fmt: skip
+    narrow = console.width < 115
+    for column in ("class", "variant", "cases", *TENSORS, "verdict"):
+        table.add_column(column, no_wrap=True)
+    for name, found in sorted(result.classes.items()):
+        verdict = {"passed": "[green]passed", "failed": "[bold red]FAILED"}.get(
+            found.status, "[yellow]refused"
+        )
+        for variant, measured in found.variants.items():
+            cells = [_cell(measured.tensors.get(tensor), narrow) for tensor in TENSORS]
+            table.add_row(name, variant, str(measured.cases), *cells, verdict)
+        if not found.variants:
+            table.add_row(name, "-", "0", *("-" for _ in TENSORS), verdict)
+    console.print(table)
+    for found in result.classes.values():
+        for reason in found.reasons:
+            console.print(f"[yellow]refused[/] {escape(found.name)}: {escape(reason)}")
+        for failure in found.failures:
+            console.print(f"[red]over budget[/] {escape(failure.text)}", soft_wrap=True)
+    if result.passed:
+        console.print(f"[green]passed[/] in {result.seconds:.1f} s; artifact {result.path}",
+                      soft_wrap=True)  # fmt: skip
+    else:
+        console.print(f"[bold red]refused[/] in {result.seconds:.1f} s: {len(result.failures)} "
+                      "failures; no artifact was written")  # fmt: skip
+
+
+def _cell(found: dict | None, narrow: bool) -> str:
+    if found is None:
+        return "-"
+    text = f"{found['ratio']:4.0%}" if narrow else f"{found['error']:.1e} {found['ratio']:4.0%}"
+    return text if found["ratio"] <= 1.0 else f"[red]{text}[/]"
