@@ -148,6 +148,7 @@ def write_baseline(baseline: Baseline, path: Path | None = None) -> Path:
     if problems:
         raise BenchmarkError(compose("the measured baseline is invalid", problems))
     path = path or baseline_path(baseline.device)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(row, indent=2, allow_nan=False) + "\n")
     return path
 
