@@ -42,7 +42,7 @@ class Driver:
     def __init__(self):
         self.encoded, self.launches, self.status = [], [], 0
 
-    def cuTensorMapEncodeTiled(  # noqa: N802
+    def cuTensorMapEncodeTiled(
         self, place, kind, rank, address, shape, strides, box, steps, *_
     ):
         self.encoded.append(
@@ -51,7 +51,7 @@ class Driver:
         ctypes.memset(place, address & 0xFF, 128)
         return 0
 
-    def cuLaunchKernel(  # noqa: N802
+    def cuLaunchKernel(
         self, function, x, y, z, threads, _y, _z, shared, stream, pointers, extra
     ):
         sizes = [128, 4, 4, 8, 8, 8, 4, 4, 8, 8]

@@ -36,11 +36,13 @@ class Tuning:
     """How the kernel is built and scheduled; other values than the default are for ablations.
 
     Attributes:
+        query_registers: Query columns that are kept in registers, 0 or 64.
         half: Skip the right half of the diagonal block for a tile's upper rows.
         turns: The two consumers take turns on the tensor cores.
         l2_bytes: Keys and values that are worked on together under causality and intervals.
     """
 
+    query_registers: int = 0
     half: bool = True
     turns: bool = True
     l2_bytes: int = 32 * 2**20
@@ -198,7 +200,15 @@ def _prepare(
         2 * m_len if intervals is not None and intervals.shape[0] > 1 else 0,
     )
     tensors = (q, k, v, out)
-    kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.half, tuning.turns)
+    kernel_key = (
+        q.dtype,
+        head_dim,
+        kind,
+        q.device.index,
+        tuning.half,
+        tuning.turns,
+        tuning.query_registers,
+    )
     if _KERNELS.get(kernel_key) is None:
         from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
 
@@ -212,6 +222,7 @@ def _prepare(
             D=head_dim,
             HALF=tuning.half,
             TURNS=tuning.turns,
+            QREG=tuning.query_registers,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -108,6 +108,29 @@ def _producer(
 
 
 @gluon.jit
+def _query_left(q, layout: gl.constexpr, QREG: gl.constexpr):
+    """The first QREG columns of a query tile in registers."""
+    if QREG == 0:
+        return 0
+    else:
+        return q.slice(0, QREG, 1).load(layout)
+
+
+@gluon.jit
+def _scores(q, q_left, k, s, QREG: gl.constexpr):
+    """Begin `S = Q K^T`; `q_left` are the first QREG columns of `q` in registers."""
+    if QREG == 0:
+        s = warpgroup_mma(q, k, s, use_acc=False, is_async=True)
+    else:
+        left = gl.convert_layout(q_left, gl.DotOperandLayout(0, s.type.layout, 2))
+        s = warpgroup_mma(left, k.slice(0, QREG, 0), s, use_acc=False, is_async=True)
+        if QREG < q.shape[1]:
+            rest: gl.constexpr = q.shape[1] - QREG
+            s = warpgroup_mma(q.slice(QREG, rest, 1), k.slice(QREG, rest, 0), s, is_async=True)
+    return s
+
+
+@gluon.jit
 def _lane_sum(p):
     """Sum what one lane holds of each row: `[64, N]` -> `[64, 4]`, no shuffles."""
     x = p.reshape([p.shape[0], p.shape[1] // 8, 4, 2])
@@ -186,6 +209,7 @@ def _consumer(
     w: gl.constexpr, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
     sizes, qk_scale, KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr,
     TURNS: gl.constexpr,
+    QREG: gl.constexpr,
 ):  # fmt: skip
     """Compute rows `64 * w` to `64 * w + 63` of every tile of this program."""
     batch_heads, heads, _group, m_len, n_len, window, m_tiles, section, batch_stride = sizes
@@ -217,7 +241,10 @@ def _consumer(
     mbarrier.wait(k_full.index(0), 0)
     sf = gl.zeros([64, FIRST], gl.float32, f_layout)
     kf = k_s.index(0).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
-    sf = warpgroup_mma(q_s.index(w).reshape([64, D]), kf, sf, use_acc=False, is_async=True)
+    qf = q_s.index(w).reshape([64, D])
+    q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    q_left = _query_left(qf, q_layout, QREG)
+    sf = _scores(qf, q_left, kf, sf, QREG)
     sf = warpgroup_mma_wait(0, deps=[sf])
     bar_arrive(_KEY_FREE, "288")
     sf = _mask_first(
@@ -244,7 +271,7 @@ def _consumer(
                 bar_sync(_TURN + w, "256")
             s = gl.zeros([64, BN], gl.float32, s_layout)
             k = k_s.index(stage).reshape([BN, D]).permute((1, 0))
-            s = warpgroup_mma(q, k, s, use_acc=False, is_async=True)
+            s = _scores(q, q_left, k, s, QREG)
             acc = acc * gl.convert_layout(_here(alpha), row_o)[:, None]
             v = v_s.index(old).reshape([BN, D])
             acc = warpgroup_mma(p16, v, acc, is_async=True)
@@ -297,7 +324,8 @@ def _consumer(
             sf = gl.zeros([64, FIRST], gl.float32, f_layout)
             kf = k_s.index(stage).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
             qn = q_s.index(slot * 2 + w).reshape([64, D])
-            sf = warpgroup_mma(qn, kf, sf, use_acc=False, is_async=True)
+            q_left = _query_left(qn, q_layout, QREG)
+            sf = _scores(qn, q_left, kf, sf, QREG)
             acc = acc * gl.convert_layout(_here(alpha), row_o)[:, None]
             acc = warpgroup_mma(p16, vl, acc, is_async=True)
             if TURNS:
@@ -361,6 +389,7 @@ def attention_forward(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, intervals_ptr, qk_scale,
     batch_heads, heads, group, m_len, n_len, window, m_tiles, section, batch_stride,
     KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr, TURNS: gl.constexpr,
+    QREG: gl.constexpr,
 ):  # fmt: skip
     """Attention of `[B, H, M, D]` queries over `[B, G, N, D]` keys and values.
 
@@ -376,6 +405,7 @@ def attention_forward(
         KIND: 0 full, 1 causal, 2 causal with a window, 3 intervals.
         HALF: Skip the right half of the diagonal block for the upper rows.
         TURNS: Consumers take turns on the tensor cores.
+        QREG: Query columns that are kept in registers (0 or 64).
     """
     dtype: gl.constexpr = q_desc.dtype
     q_s = gl.allocate_shared_memory(dtype, [4, 1, 1, 64, D], q_desc.layout)
@@ -394,9 +424,9 @@ def attention_forward(
     sizes = (batch_heads, heads, group, m_len, n_len, window, m_tiles, section, batch_stride)
     gl.warp_specialize([
         (_consumer, (0, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
-                     sizes, qk_scale, KIND, BN, D, HALF, TURNS)),
+                     sizes, qk_scale, KIND, BN, D, HALF, TURNS, QREG)),
         (_consumer, (1, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
-                     sizes, qk_scale, KIND, BN, D, HALF, TURNS)),
+                     sizes, qk_scale, KIND, BN, D, HALF, TURNS, QREG)),
         (_producer, (q_desc, k_desc, v_desc, intervals_ptr, q_s, k_s, v_s, q_full, k_full, v_full,
                      sizes, KIND, BN)),
     ], [4, 1], [240, 24])  # fmt: skip
