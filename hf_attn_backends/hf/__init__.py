@@ -1,0 +1,1 @@
+"""Everything that knows transformers; it knows nothing of Triton."""

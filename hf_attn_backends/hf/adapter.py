@@ -1,0 +1,172 @@
+"""The attention functions registered with transformers.
+
+One call: which keys each row sees is read from the mask and the arguments, query, key and value
+are brought to one dtype, and `dispatch.run_call` refuses or runs. Softcap, sinks and dropout go
+along as they are; the backend honours or refuses them.
+
+Shapes: `B` batch, `H` query heads, `G` key/value heads, `M` query length, `N` key length, `D` head
+dim, `E` the value's head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_attn_backends.dispatch import run_call
+from hf_attn_backends.hf import arguments
+from hf_attn_backends.hf.custom_masks import visibility_of
+from hf_attn_backends.hf.packing import intersect, rows_of_lengths, rows_of_positions
+from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
+
+NAMES = ("triton_fa2", "triton_decode", "auto")
+
+_windows: dict[int, Visibility] = {}
+
+
+def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
+    """The attention function of one registered name."""
+
+    def attention(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        is_causal: bool | None = None,
+        position_ids: Tensor | None = None,
+        cu_seq_lens_q: Tensor | None = None,
+        cu_seq_lens_k: Tensor | None = None,
+        use_cache: bool | None = None,
+        **rest: Any,
+    ) -> tuple[Tensor, None]:
+        """Attend; transformers' contract of an attention function.
+
+        Args:
+            module: The attention module; says `is_causal` where the call does not.
+            query: `[B, H, M, D]`.
+            key: `[B, G, N, D]`.
+            value: `[B, G, N, E]`.
+            attention_mask: None, or four dimensions; see `custom_masks`.
+            dropout: Probability; 0 in evaluation.
+            scaling: Factor of the scores; None is `D ** -0.5`.
+            sliding_window: Keys a row sees, its own included; counts where there is no mask.
+            softcap: `c` in `c * tanh(scores / c)`.
+            s_aux: `[H]` sink logits.
+            is_causal: Over the module's own.
+            position_ids: `[1 or B, M]`; tell packed samples apart where there is no mask.
+            cu_seq_lens_q, cu_seq_lens_k: Likewise, as cumulative lengths.
+            use_cache: Whether the model keeps a cache.
+            rest: Anything else; see `arguments`.
+
+        Returns:
+            `[B, M, H, E]` contiguous, in the dtype that the output projection takes, and None.
+        """
+        if rest:
+            arguments.check(backend, rest)
+        if not query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled(
+            query.device.type
+        ):
+            target = _one_dtype(module, query, key, value)
+            query, key, value = query.to(target), key.to(target), value.to(target)
+        if query.shape[0] != key.shape[0] and query.shape[0] == 1:  # learned queries
+            query = query.expand(key.shape[0], -1, -1, -1)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        visibility = _visibility(
+            query, key, attention_mask, sliding_window, causal, position_ids, cu_seq_lens_q,
+            cu_seq_lens_k,
+        )  # fmt: skip
+        out = run_call(
+            backend,
+            query,
+            key,
+            value,
+            visibility,
+            scale=scaling,
+            softcap=softcap,
+            sinks=s_aux,
+            dropout_p=dropout,
+            has_cache=bool(use_cache) or key.shape[2] != query.shape[2],
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    attention.__name__ = attention.__qualname__ = f"{backend}_attention"
+    return attention
+
+
+def _visibility(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    window: int | None,
+    causal: bool,
+    position_ids: Tensor | None,
+    cu_seq_lens_q: Tensor | None,
+    cu_seq_lens_k: Tensor | None,
+) -> Visibility:
+    """Which keys each row sees, of everything that says so."""
+    batch, q_length, k_length = query.shape[0], query.shape[2], key.shape[2]
+    if mask is not None:  # says everything: window and causality are in it
+        visibility = visibility_of(mask, q_length, k_length)
+        if cu_seq_lens_q is None:
+            return visibility
+        rows = rows_of_lengths(cu_seq_lens_q, cu_seq_lens_k, batch, q_length, k_length, False, None)
+        return intersect(visibility, rows)
+    if not causal or window is None or window >= k_length:
+        window = None  # not binding; or a mask function that saw both ways found it not to be
+    if cu_seq_lens_q is not None:
+        return Visibility(
+            intervals=rows_of_lengths(
+                cu_seq_lens_q, cu_seq_lens_k, batch, q_length, k_length, causal, window
+            )
+        )
+    if not causal:
+        return FULL
+    if q_length > 1 and position_ids is not None and _per_token(position_ids, batch, q_length):
+        rows = rows_of_positions(position_ids, batch, q_length, k_length, window)
+        if rows is not None:
+            return Visibility(intervals=rows)
+    if window is None:
+        return FULL if q_length == 1 else CAUSAL
+    if torch.compiler.is_compiling():
+        return Visibility(causal=True, window=window)
+    found = _windows.get(window)
+    if found is None:
+        found = _windows[window] = Visibility(causal=True, window=window)
+    return found
+
+
+def _per_token(position_ids: Tensor, batch: int, q_length: int) -> bool:
+    """Whether the ids are one a token; three-dimensional ones of image and video are not."""
+    shape = position_ids.shape
+    return len(shape) == 2 and shape[1] == q_length and shape[0] in (1, batch)
+
+
+def _one_dtype(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
+    """The dtype to compute in, by transformers' rule for flash attention.
+
+    Under autocast rotary embeddings leave query and key in fp32 beside a bf16 value; a norm kept
+    in fp32 does the same without autocast. An operator of one's own is on no list of autocast's.
+    """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        if any(x.dtype == torch.float64 for x in (query, key, value)):
+            return query.dtype
+        return torch.get_autocast_dtype(device)
+    if query.dtype != torch.float32:
+        return query.dtype
+    config: Any = getattr(module, "config", None)
+    if hasattr(config, "_is_quantized") and isinstance(config.dtype, torch.dtype):
+        return config.dtype
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            return layer.weight.dtype
+    return value.dtype
