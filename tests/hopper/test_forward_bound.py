@@ -42,18 +42,14 @@ class Driver:
     def __init__(self):
         self.encoded, self.launches, self.status = [], [], 0
 
-    def cuTensorMapEncodeTiled(
-        self, place, kind, rank, address, shape, strides, box, steps, *_
-    ):
+    def cuTensorMapEncodeTiled(self, place, kind, rank, address, shape, strides, box, steps, *_):
         self.encoded.append(
             (kind, rank, address, list(shape), list(strides)[: rank - 1], list(box))
         )
         ctypes.memset(place, address & 0xFF, 128)
         return 0
 
-    def cuLaunchKernel(
-        self, function, x, y, z, threads, _y, _z, shared, stream, pointers, extra
-    ):
+    def cuLaunchKernel(self, function, x, y, z, threads, _y, _z, shared, stream, pointers, extra):
         sizes = [128, 4, 4, 8, 8, 8, 4, 4, 8, 8]
         block = [ctypes.string_at(p, n) for p, n in zip(pointers, sizes, strict=True)]
         self.launches.append(((function, x, y, z, threads, shared, stream), block))

@@ -24,7 +24,9 @@ def tile_count(tiles):
     place = gl.program_id(0)
     if whole & 1:
         place = programs - 1 - place
-    return whole + (place < tiles - whole * programs).to(gl.int32)
+    if place < tiles - whole * programs:
+        whole += 1
+    return whole
 
 
 @gluon.jit

@@ -1,0 +1,102 @@
+"""The device-side schedule, run as plain Python on integers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hf_attn_backends.kernels.hopper import schedule
+from hf_attn_backends.kernels.hopper.forward import section_heads
+
+BN = 128
+KIND = {"full": 0, "causal": 1, "window": 2}
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Stands in for `gl`; set `.id` and `.count`."""
+    stub = SimpleNamespace(id=0, count=1)
+    stub.program_id = lambda axis: stub.id
+    stub.num_programs = lambda axis: stub.count
+    stub.minimum, stub.maximum = min, max
+    stub.cdiv = lambda a, b: int((a + b - 1) / b)  # towards zero, as on the device
+    monkeypatch.setattr(schedule, "gl", stub)
+    monkeypatch.setattr(schedule, "ROWS", 128)
+    return stub
+
+
+def tiles_of(program, programs, tiles):
+    taken = []
+    program.count = programs
+    for program.id in range(programs):
+        turns = schedule.tile_count.fn(tiles)
+        taken.append([schedule.pick_tile.fn(turn) for turn in range(turns)])
+    return taken
+
+
+@pytest.mark.parametrize(("programs", "tiles"), [(1, 1), (132, 132), (132, 4096), (7, 50), (5, 12)])
+def test_every_tile_is_taken_once(program, programs, tiles):
+    taken = tiles_of(program, programs, tiles)
+    assert sorted(tile for mine in taken for tile in mine) == list(range(tiles))
+    assert all(taken)
+    assert max(map(len, taken)) - min(map(len, taken)) <= 1
+
+
+@pytest.mark.parametrize("section", [1, 3, 4, 12])
+def test_tiles_cover_every_head_and_row_block_once(program, section):
+    batch, heads, m_tiles = 2, 6, 5
+    seen = [
+        schedule.tile_rows.fn(t, batch * heads, m_tiles, section, heads)
+        for t in range(batch * heads * m_tiles)
+    ]
+    assert len(set(seen)) == len(seen)
+    assert {(b, h) for b, h, _ in seen} == {(b, h) for b in range(batch) for h in range(heads)}
+    assert {row for *_, row in seen} == {128 * i for i in range(m_tiles)}
+    first = seen[: section * m_tiles]
+    assert [row for *_, row in first] == sorted((row for *_, row in first), reverse=True)
+
+
+def test_alternating_order_balances_sorted_lengths(program):
+    # 32 row blocks x 128 heads, causal: a program's blocks of keys differ by less than one tile.
+    sums = [sum(32 - tile // 128 for tile in tiles) for tiles in tiles_of(program, 132, 32 * 128)]
+    assert max(sums) - min(sums) <= 32
+    assert max(sums) / (sum(sums) / len(sums)) < 1.02
+
+
+@pytest.mark.parametrize("kind", list(KIND))
+@pytest.mark.parametrize(
+    ("m_len", "n_len"), [(1, 1), (256, 256), (333, 333), (129, 515), (515, 129)]
+)
+@pytest.mark.parametrize("window", [1, 100, 128, 300])
+def test_a_span_covers_what_its_rows_see(program, kind, m_len, n_len, window):
+    i, j = torch.arange(m_len)[:, None], torch.arange(n_len)[None]
+    seen = torch.ones(m_len, n_len, dtype=torch.bool)
+    if kind != "full":
+        seen = j <= i + n_len - m_len
+    if kind == "window":
+        seen &= j > i + n_len - m_len - window
+    for row0 in range(0, m_len, 128):
+        rows = seen[row0 : row0 + 128]
+        hi, blocks, full_lo, full_hi = schedule.tile_span.fn(
+            row0, 0, m_len, n_len, window, None, 0, KIND[kind], BN, None
+        )
+        assert blocks >= 1
+        keys = rows.any(0).nonzero()
+        if len(keys):
+            assert hi - blocks * BN <= keys.min()
+            assert keys.max() < hi
+            assert blocks <= (int(keys.max() - keys.min()) + 1 + 2 * BN - 1) // BN + 1
+        whole = (j[0] >= full_lo) & (j[0] < full_hi)
+        assert rows[:, whole].all()
+
+
+def test_sections_hold_what_fits_the_cache():
+    mib = 2**20
+    # 4096 keys of 128 + 128 bf16 values are 2 MiB a head: 16 heads fit 32 MiB.
+    assert section_heads("causal", 4096, 128, 4, 128, 32 * mib) == 64
+    assert section_heads("intervals", 16384, 128, 4, 32, 32 * mib) == 16
+    assert section_heads("causal", 10**7, 128, 4, 32, 32 * mib) == 4  # at least one key head
+    assert section_heads("causal", 128, 64, 1, 6, 32 * mib) == 6  # never more than there are
+    assert section_heads("full", 4096, 128, 4, 128, 32 * mib) == 4
