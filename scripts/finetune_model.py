@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoConfig, AutoModelForCausalLM, MistralConfig, TrainingArguments
 
 from hf_attn_backends import select_attn_implementation
-from hf_attn_backends.errors import GateError, GateFailedError, LaunchError, compose
+from hf_attn_backends.backends.dims import ModelDims
+from hf_attn_backends.errors import GateFailedError, LaunchError, compose
 
 _SDPA_KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -48,7 +50,7 @@ def read_config(arguments: FinetuneArguments, vocabulary: int) -> Any:
 
 
 def settle_backend(arguments: FinetuneArguments, config: Any, training: TrainingArguments) -> str:
-    """Ask the selector before anything expensive is done; with `--gate run`, run a missing gate.
+    """Ask the selector before anything expensive is done; with `--gate run`, gate first.
 
     Returns:
         The backend that the model will be loaded with.
@@ -57,26 +59,39 @@ def settle_backend(arguments: FinetuneArguments, config: Any, training: Training
         SelectionError: The request is refused, with every reason.
     """
     device = training.device.type
-    requested = arguments.attn_implementation
-    try:
-        return select_attn_implementation(requested, device=device, model_config=config)
-    except GateError:
-        if arguments.gate != "run":
-            raise
-    with training.main_process_first(desc="equivalence gate"):
-        if training.local_process_index == 0:
-            run_gate(device)
-    return select_attn_implementation(requested, device=device, model_config=config)
+    asked = copy.deepcopy(config)
+    asked.dtype = getattr(torch, attention_dtype(arguments, training))
+    if arguments.gate == "run" and (arguments.attn_implementation or "").startswith("triton"):
+        head_dim = ModelDims.of(asked).head_dim
+        with training.main_process_first(desc="equivalence gate"):
+            if training.local_process_index == 0:
+                run_gate(device, attention_dtype(arguments, training), head_dim)
+    return select_attn_implementation(
+        arguments.attn_implementation, device=device, model_config=asked
+    )
 
 
-def run_gate(device: str) -> None:
-    """Run `hf-attn gate` in a process of its own; its table goes to this one's output."""
+def attention_dtype(arguments: FinetuneArguments, training: TrainingArguments) -> str:
+    """The dtype that attention computes in: autocast's, else the weights'."""
+    return "bfloat16" if training.bf16 else "float16" if training.fp16 else arguments.dtype
+
+
+def run_gate(device: str, dtype: str, head_dim: int | None) -> None:
+    """Run `hf-attn gate` for the classes of this run, in a process of its own.
+
+    Its table goes to this process's output; where an artifact covers them already, it says so and
+    measures nothing.
+
+    Raises:
+        GateFailedError: The gate did not pass.
+    """
     command = [sys.executable, "-m", "hf_attn_backends.cli", "gate", "--device", device]
+    command += ["--dtype", dtype, *(["--head-dim", str(head_dim)] if head_dim else [])]
     if subprocess.run(command).returncode:
         raise GateFailedError(
             compose(
                 "--gate run",
-                ["the equivalence gate did not pass; its table is above"],
+                ["the equivalence gate did not pass; its output is above"],
                 works="attn_implementation: sdpa",
             )
         )
