@@ -12,10 +12,6 @@ change of it traces anew), the environment variable and the gate's verdict are t
 from __future__ import annotations
 
 import os
-from contextlib import ContextDecorator
-from contextvars import ContextVar
-from enum import StrEnum
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,8 +21,8 @@ from hf_attn_backends import witness
 from hf_attn_backends.backends import proof, tracing
 from hf_attn_backends.backends.base import AttentionBackend
 from hf_attn_backends.backends.counting import counted
-from hf_attn_backends.backends.factory import backend_of, shared
-from hf_attn_backends.backends.names import ALL_BACKENDS, AUTO, parse
+from hf_attn_backends.backends.factory import backend_of
+from hf_attn_backends.backends.names import AUTO, ENVIRONMENT_VARIABLE
 from hf_attn_backends.backends.planning import (
     DEFAULT_ORDER,
     Plan,
@@ -34,8 +30,15 @@ from hf_attn_backends.backends.planning import (
     preferred_plan,
     served_reasons,
 )
+from hf_attn_backends.backends.scope import (
+    ATTN_BACKEND,
+    BackendLike,
+    as_backend,
+    attn_backend,
+    get_backend,
+    in_context,
+)
 from hf_attn_backends.call import AttentionCall
-from hf_attn_backends.errors import InvalidCallError
 from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
 
 __all__ = [
@@ -49,70 +52,8 @@ __all__ = [
     "served_reasons",
 ]
 
-ENVIRONMENT_VARIABLE = "HF_ATTN_BACKEND"
-
-ATTN_BACKEND = StrEnum("ATTN_BACKEND", {name.upper(): name for name in ALL_BACKENDS})
-ATTN_BACKEND.__doc__ = "The package's backends, by name; members are strings."
-
-BackendLike = str | AttentionBackend | type[AttentionBackend]
-
 _MAX_PLANS = 4096
 _plans: dict[tuple[object, ...], Plan] = {}
-# None in place of a backend is `auto`: back to the environment and the default order.
-_stack: ContextVar[tuple[AttentionBackend | None, ...]] = ContextVar("attn_backend", default=())
-
-
-class attn_backend(ContextDecorator):
-    """Run the calls in this scope under one backend, explicitly.
-
-    Takes an enum member, a name, a class or an instance; `auto` goes back to per-call dispatch.
-    Holds in this thread or task only, nests, is restored on exceptions, and the same object may be
-    entered again inside itself. Whether the backend can serve is asked by each call, not on entry.
-
-    Raises:
-        UnknownBackendError: No backend has that name.
-    """
-
-    def __init__(self, backend: BackendLike) -> None:
-        self.backend = as_backend(backend, "context")
-
-    def __enter__(self) -> attn_backend:
-        stack = (*_stack.get(), self.backend)
-        _stack.set(stack)
-        tracing.mirror(stack)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        stack = _stack.get()[:-1]
-        _stack.set(stack)
-        tracing.mirror(stack)
-
-
-def get_backend(use_default: bool = True) -> AttentionBackend | None:
-    """The backend in force: the context's, else the environment's, else the default's.
-
-    A backend equals its name, so `get_backend() == "sdpa"` reads as one would expect.
-
-    Args:
-        use_default: Without context and environment, return what serves an ordinary call by
-            default; False: return None.
-
-    Raises:
-        UnknownBackendError: `HF_ATTN_BACKEND` names no backend.
-    """
-    stack = _stack.get()
-    found = stack[-1] if stack else None
-    if found is None:
-        asked = os.environ.get(ENVIRONMENT_VARIABLE)
-        found = as_backend(asked, "environment") if asked else None
-    if found is None and use_default:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        found = next(
-            backend
-            for backend in map(backend_of, DEFAULT_ORDER)
-            if not backend.machine_refusals(device)
-        )
-    return found
 
 
 def attention(
@@ -178,7 +119,7 @@ def attention(
     if backend is not None:
         chosen = as_backend(backend, "argument")
     else:
-        stack = _stack.get()
+        stack = in_context()
         chosen = stack[-1] if stack else None
     preference = os.environ.get(ENVIRONMENT_VARIABLE) if chosen is None else None
     signature = (
@@ -235,7 +176,7 @@ def run_call(
             tracing.name_of(None, default_backend), query, key, value, visibility, scale, softcap,
             sinks, dropout_p, has_cache, None,
         )  # fmt: skip
-    stack = _stack.get()
+    stack = in_context()
     auto = stack[-1] is None if stack else default_backend == AUTO
     chosen = stack[-1] if stack else None if auto else backend_of(default_backend, "config")
     preference = os.environ.get(ENVIRONMENT_VARIABLE) if auto else None
@@ -252,27 +193,6 @@ def run_call(
         )  # fmt: skip
         plan = _keep(signature, _plan(chosen, preference, call))
     return _execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, None)
-
-
-def as_backend(backend: BackendLike, origin: str) -> AttentionBackend | None:
-    """The instance that is meant by an enum member, a name, a class or an instance; None: auto."""
-    if isinstance(backend, AttentionBackend):
-        return backend
-    if isinstance(backend, str):
-        held = shared(backend)
-        if held is None and parse(backend).plain == AUTO:
-            return None
-        return held or backend_of(str(backend), origin)
-    if isinstance(backend, type) and issubclass(backend, AttentionBackend):
-        return _instance(backend)
-    raise InvalidCallError(
-        f"backend must be a name, an AttentionBackend class or an instance, got {backend!r}"
-    )
-
-
-@lru_cache(maxsize=64)
-def _instance(backend: type[AttentionBackend]) -> AttentionBackend:
-    return backend()
 
 
 def _signature(

@@ -12,14 +12,18 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from hf_attn_backends import environment
 from hf_attn_backends.backends import machine, proof
-from hf_attn_backends.backends.base import AttentionBackend, BackendReport, ProbeContext
-from hf_attn_backends.backends.dims import ModelDims
-from hf_attn_backends.backends.factory import AttentionBackendFactory, backend_of
+from hf_attn_backends.backends.base import BackendReport, ProbeContext
+from hf_attn_backends.backends.decision import (
+    Decision,
+    context_of,
+    device_name,
+    report_on,
+    reports,
+)
+from hf_attn_backends.backends.factory import AttentionBackendFactory
 from hf_attn_backends.backends.names import (
     ALL_BACKENDS,
     AUTO,
@@ -52,42 +56,6 @@ _FLASH_NAME = re.compile(r"^flash_attention_(\d+)$")
 Requested = str | Mapping[str, str | None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What the selector answered.
-
-    Attributes:
-        requested: The request as it came; of a dict of implementations, its top-level entry.
-        origin: `argument`, `context`, `environment`, `config` or `default`.
-        resolved: The name for transformers' registry.
-        reasons: Why; never empty.
-        substituted: Whether it is another backend than the one that was asked for. Load-time
-            requests are served or refused, so it is False here.
-        candidates: A report for every backend, of this moment.
-        gate: The artifact's summary where the resolved backend needs one, else None.
-    """
-
-    requested: str | None
-    origin: str
-    resolved: str
-    reasons: tuple[str, ...]
-    substituted: bool = False
-    candidates: tuple[BackendReport, ...] = ()
-    gate: dict | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """For the run's record; strict JSON types only."""
-        return {
-            "requested": self.requested,
-            "origin": self.origin,
-            "resolved": self.resolved,
-            "reasons": list(self.reasons),
-            "substituted": self.substituted,
-            "candidates": [report.as_dict() for report in self.candidates],
-            "gate": self.gate,
-        }
-
-
 def probe_backends(
     device: object = None, gate_dir: str | os.PathLike[str] | None = None
 ) -> dict[str, BackendReport]:
@@ -98,7 +66,7 @@ def probe_backends(
             context is created and triton is not imported.
         gate_dir: Folder of the gate's artifacts; default below `environment.home()`.
     """
-    return _reports(_context(device, gate_dir, None))
+    return reports(context_of(device, gate_dir, None))
 
 
 def select_attn_implementation(
@@ -141,7 +109,7 @@ def decide(
     proof.forget()
     if isinstance(requested, Mapping):
         requested = requested.get("")
-    context = _context(device, gate_dir, model_config)
+    context = context_of(device, gate_dir, model_config)
     if requested is None:
         return _decided(
             None,
@@ -189,23 +157,11 @@ def banner_value(
         decision = decide(
             decision, origin=origin, device=device, gate_dir=gate_dir, model_config=model_config
         )
-    facts = environment.device_facts(_device_name(device))
-    parts = [
-        "nothing requested"
-        if decision.requested is None
-        else f"requested by {decision.origin}"
-        if decision.requested == decision.resolved
-        else f"requested {decision.requested} by {decision.origin}"
-    ]
-    if decision.gate is not None:
-        digest = str(decision.gate.get("artifact_sha256") or decision.gate.get("sha256") or "")
-        parts.append(f"gate ok {digest[:8]}…")
-    parts.append(" ".join(str(facts[key]) for key in ("type", "name") if facts.get(key)))
-    return f"{decision.resolved} ({'; '.join(parts)})"
+    return decision.banner(environment.device_facts(device_name(device)))
 
 
 def _decide_backend(name: RequestedName, origin: str, context: ProbeContext) -> Decision:
-    report = _report(name.plain, context)
+    report = report_on(name.plain, context)
     refusals, error = list(report.refusals), report.error
     if name.plain not in ALL_BACKENDS and report.available and not _registered_with_host(name):
         refusals.append(
@@ -275,33 +231,8 @@ def _decided(
         origin,
         resolved,
         reasons,
-        candidates=tuple(_reports(context).values()),
+        candidates=tuple(reports(context).values()),
         gate=context.gate_verdict.summary if gated else None,
     )
     _log.info("attention: %s -> %s: %s", requested, resolved, "; ".join(reasons))
     return decision
-
-
-def _reports(context: ProbeContext) -> dict[str, BackendReport]:
-    return {name: _report(name, context) for name in AttentionBackendFactory.list_registered()}
-
-
-def _report(name: str, context: ProbeContext) -> BackendReport:
-    try:
-        backend: AttentionBackend = backend_of(name)
-        return backend.probe(context)
-    except Exception as error:  # a probe that fails is that backend's reason, plug-ins included
-        reason = f"probing {name} on {context.device} raised {type(error).__name__}: {error}"
-        return BackendReport(name, False, reason, (reason,))
-
-
-def _context(device: object, gate_dir: object, model_config: object) -> ProbeContext:
-    return ProbeContext(
-        device=_device_name(device),
-        gate_dir=None if gate_dir is None else Path(os.fspath(gate_dir)),  # pyright: ignore
-        dims=None if model_config is None else ModelDims.of(model_config),
-    )
-
-
-def _device_name(device: object) -> str:
-    return environment.default_device() if device is None else str(device)

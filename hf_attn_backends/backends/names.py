@@ -22,6 +22,8 @@ ALL_BACKENDS = (
 
 AUTO = "auto"  # not a backend: every call is dispatched on its own
 
+ENVIRONMENT_VARIABLE = "HF_ATTN_BACKEND"  # a preference for every call that nothing else decides
+
 OUR_KERNELS = ("triton_fa2", "triton_decode")  # what the gate has to vouch for
 
 _HUB = re.compile(r"^(?P<org>[^/:]+)/(?P<repo>[^/:@]+)(?:@[^/:]+)?(?::[^/:]+)?$")

@@ -48,8 +48,10 @@ class SdpaBackend(AttentionBackend):
             return counted(no_keys(query, value), self.name, call)
         causal, mask = False, None
         if visibility.causal and (visibility.window is None or visibility.window >= k_len):
-            causal = q_len == k_len and q_len > 1
-            if not causal and q_len > 1:
+            # Branches and not an expression: sizes are symbols inside a traced graph.
+            if q_len == k_len:
+                causal = True
+            elif q_len > 1:
                 mask = seen_mask(visibility, q_len, k_len, query.device)
         else:
             mask = seen_mask(visibility, q_len, k_len, query.device)
@@ -57,7 +59,7 @@ class SdpaBackend(AttentionBackend):
             lowest = torch.finfo(bias.dtype).min
             hidden = bias <= lowest if mask is None else (bias <= lowest) | ~mask
             mask = bias.masked_fill(hidden, -torch.inf)
-        grouped = groups != heads
+        grouped = True if groups != heads else False  # noqa: SIM210
         if grouped and mask is not None:
             # With a mask no fused kernel takes grouped heads, and MATH would be chosen; repeating
             # them, as transformers does, keeps EFFICIENT and CUDNN in the choice.
