@@ -142,39 +142,38 @@ def _eager(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _sizes(inputs: Inputs, exact: ReferenceGrads, seen: Tensor) -> dict[str, Tensor]:
-    """Size of the terms that each element sums, before they cancel, in fp64.
+    """Size of what each element sums, before it cancels, in fp64.
 
     For 16-bit dtypes the terms are what is rounded to 16 bits on the way: the weights, the
-    gradients of the scores, the output inside delta = rowsum(dO * O). For fp32 it is every product.
+    gradients of the scores, the output inside delta = rowsum(dO * O); such roundings are
+    independent and add in quadrature. For fp32 it is every product, and they add up.
     A weight is exp(score - lse), so the fp32 rounding of the score, at the size of its products,
     is a relative error of the weight; beside a 16-bit rounding it disappears.
     """
-    q, k, v, grad = (x.double().abs() for x in inputs[:4])
-    h, g = q.shape[1], k.shape[1]
-    k, v = k.repeat_interleave(h // g, 1), v.repeat_interleave(h // g, 1)
-    products = q @ k.transpose(-1, -2) * inputs.scale
-    scores = inputs.query.double() @ (
-        inputs.key.double().repeat_interleave(h // g, 1).transpose(-1, -2)
-    )
-    finite = torch.where(torch.isinf(exact.lse), 0.0, exact.lse)
-    weights = torch.exp(scores * inputs.scale - finite[..., None]).masked_fill(~seen, 0.0)
-    fp32 = torch.finfo(torch.float32).eps / torch.finfo(inputs.query.dtype).eps
-    weights = weights * (1.0 + fp32 * products)
-    if inputs.query.dtype == torch.float32:
-        terms = grad @ v.transpose(-1, -2)
-    else:
-        repeated = inputs.value.double().repeat_interleave(h // g, 1)
-        terms = (inputs.grad_out.double() @ repeated.transpose(-1, -2)).abs()
-    delta = (exact.out.abs() * grad).sum(-1, keepdim=True)
-    ds = weights * (terms + delta) * inputs.scale
+    query, key, value, grad_out = (x.double() for x in inputs[:4])
+    h, g = query.shape[1], key.shape[1]
+    key, value = key.repeat_interleave(h // g, 1), value.repeat_interleave(h // g, 1)
+    full = inputs.query.dtype == torch.float32
+    power = 1 if full else 2
+
+    def summed(weights: Tensor, terms: Tensor) -> Tensor:
+        return (weights.abs() ** power @ terms.abs() ** power) ** (1 / power)
 
     def group(x: Tensor) -> Tensor:
-        return x.unflatten(1, (g, h // g)).sum(2)
+        return (x.unflatten(1, (g, h // g)) ** power).sum(2) ** (1 / power)
 
+    products = query.abs() @ key.abs().transpose(-1, -2) * inputs.scale
+    finite = torch.where(torch.isinf(exact.lse), 0.0, exact.lse)[..., None]
+    weights = torch.exp(query @ key.transpose(-1, -2) * inputs.scale - finite)
+    relative = torch.finfo(torch.float32).eps / torch.finfo(inputs.query.dtype).eps
+    weights = weights.masked_fill(~seen, 0.0) * (1.0 + relative * products)
+    dp = summed(grad_out, value.transpose(-1, -2)) if full else grad_out @ value.transpose(-1, -2)
+    delta = ((exact.out * grad_out).abs() ** power).sum(-1, keepdim=True) ** (1 / power)
+    ds = weights * (dp.abs() + delta) * inputs.scale
     return {
-        "out": weights @ v,
+        "out": summed(weights, value),
         "lse": products.masked_fill(~seen, 0.0).amax(-1),
-        "dq": ds @ k,
-        "dk": group(ds.transpose(-1, -2) @ q),
-        "dv": group(weights.transpose(-1, -2) @ grad),
+        "dq": summed(ds, key),
+        "dk": group(summed(ds.transpose(-1, -2), query)),
+        "dv": group(summed(weights.transpose(-1, -2), grad_out)),
     }

@@ -7,6 +7,7 @@ filled with NaN, so that an element it forgets to write is an error and not luck
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from hf_attn_backends import witness
 from hf_attn_backends.call import CallClass
 from hf_attn_backends.errors import CallRefusedError
+from hf_attn_backends.gate import offsets
 from hf_attn_backends.gate.attend import (
     WITNESS_NAME,
     Attend,
@@ -58,19 +60,36 @@ def measure_class(
             measure_case(result, case, make_inputs(case, call_class, device), attend)
             if result.status == "refused":
                 break
+        if result.status != "refused" and offsets.applies(call_class, device):
+            for build in (offsets.far_batches, offsets.far_rows, offsets.far_outputs):
+                case, inputs = build(call_class, device)
+                around = offsets.last_of_many if build is offsets.far_outputs else None
+                measure_case(result, case, inputs, attend, around)
+                del inputs
+                torch.cuda.empty_cache()
     result.seconds = time.perf_counter() - began
     return result
 
 
-def measure_case(result: ClassResult, case: Case, inputs: Inputs, attend: Attend | None) -> None:
-    """Measure one case with every variant that would serve it, and note what is found."""
+def measure_case(
+    result: ClassResult,
+    case: Case,
+    inputs: Inputs,
+    attend: Attend | None,
+    around: Callable[[Attend], Attend] | None = None,
+) -> None:
+    """Measure one case with every variant that would serve it, and note what is found.
+
+    `around`, if given, wraps each function before it is measured.
+    """
     stick = yardstick(inputs)
+    around = around or (lambda plain: plain)
     if attend is not None:
-        _measure_variant(result, case, inputs, stick, attend, "triton")
+        _measure_variant(result, case, inputs, stick, around(attend), "triton")
         return
-    variant = _measure_variant(result, case, inputs, stick, operator(), None)
+    variant = _measure_variant(result, case, inputs, stick, around(operator()), None)
     if variant not in (None, "triton"):
-        _measure_variant(result, case, inputs, stick, operator("triton"), "triton")
+        _measure_variant(result, case, inputs, stick, around(operator("triton")), "triton")
 
 
 def _measure_variant(
