@@ -49,10 +49,15 @@ class Driver:
         ctypes.memset(place, address & 0xFF, 128)
         return 0
 
-    def cuLaunchKernel(self, function, x, y, z, threads, _y, _z, shared, stream, pointers, extra):
+    def cuLaunchKernelEx(self, config_at, function, pointers, extra):
+        config = bound._Config.from_address(config_at)
         sizes = [128, 4, 4, 8, 8, 8, 4, 4, 8, 8]
         block = [ctypes.string_at(p, n) for p, n in zip(pointers, sizes, strict=True)]
-        self.launches.append(((function, x, y, z, threads, shared, stream), block))
+        head = (function, *config.grid, *config.block, config.shared, config.stream)
+        attributes = [
+            (config.attributes[i].id, config.attributes[i].value[0]) for i in range(config.count)
+        ]
+        self.launches.append((head, block, attributes))
         assert pointers[0] % 64 == 0
         return self.status
 
@@ -64,10 +69,10 @@ def driver(monkeypatch):
     return fake
 
 
-def a_plan():
+def a_plan(early=False):
     kernel = bound.BoundKernel.of(compiled(), scalars=3)
     entry = bound.Map(9, 3, (10, 128), (136, 1), (64, 64), 2)
-    return bound.Plan(kernel, [entry], (None, 0.5, -3), programs=132)
+    return bound.Plan(kernel, [entry], (None, 0.5, -3), 132, early)
 
 
 def test_parameter_sizes_reads_every_parameter():
@@ -78,14 +83,23 @@ def test_parameter_sizes_reads_every_parameter():
 
 def test_a_launch_writes_maps_shapes_strides_scalars_and_addresses(driver):
     a_plan().launch(99, [0x1110], [0x2220])
-    (head, block) = driver.launches[0]
-    assert head == (7, 132, 1, 1, 384, 1000, 99)
+    head, block, attributes = driver.launches[0]
+    assert head == (7, 132, 1, 1, 384, 1, 1, 1000, 99)
+    assert attributes == []
     assert block[0] == bytes([0x10]) * 128
     assert [struct.unpack("i", b)[0] for b in block[1:3]] == [10, 128]
     assert [struct.unpack("q", b)[0] for b in block[3:6]] == [136, 1, 0x2220]
     assert struct.unpack("f", block[6])[0] == 0.5
     assert struct.unpack("i", block[7])[0] == -3
     assert block[8] == block[9] == bytes(8)
+
+
+def test_an_early_launch_says_so(driver):
+    a_plan(early=True).launch(99, [0x10], [0])
+    assert driver.launches[0][2] == [(6, 1)]
+    assert ctypes.sizeof(bound._Attribute) == 72
+    assert bound._Config.stream.offset == 32
+    assert ctypes.sizeof(bound._Config) == 56
 
 
 def test_a_map_is_encoded_innermost_first_and_once_for_each_address(driver):

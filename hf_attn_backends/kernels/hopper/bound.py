@@ -37,11 +37,33 @@ class DriverError(AttentionBackendError, RuntimeError):
     """The CUDA driver refused a tensor map or a launch."""
 
 
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute`."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """`CUlaunchConfig`."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
 @lru_cache(maxsize=1)
 def _driver() -> ctypes.CDLL:
     driver = ctypes.CDLL("libcuda.so.1")
     u32, pointer = ctypes.c_uint32, ctypes.c_void_p
-    driver.cuLaunchKernel.argtypes = [pointer, *[u32] * 7, pointer, pointer, pointer]
+    driver.cuLaunchKernelEx.argtypes = [pointer] * 4
     driver.cuTensorMapEncodeTiled.argtypes = [
         pointer, u32, u32, pointer, pointer, pointer, pointer, pointer, u32, u32, u32, u32,
     ]  # fmt: skip
@@ -176,7 +198,17 @@ class Plan:
     Thread-safe: a lock is held from the first write to the driver's return.
     """
 
-    __slots__ = ("_block", "_kept", "_lock", "_maps", "_pointers", "_slots", "kernel", "programs")
+    __slots__ = (
+        "_attribute",
+        "_block",
+        "_config",
+        "_config_at",
+        "_lock",
+        "_maps",
+        "_pointers",
+        "_slots",
+        "kernel",
+    )
 
     def __init__(
         self,
@@ -184,6 +216,7 @@ class Plan:
         maps: Sequence[Map],
         scalars: Sequence[int | float | None],
         programs: int,
+        early: bool = False,
     ) -> None:
         """Lay the block out.
 
@@ -192,9 +225,20 @@ class Plan:
             maps: Of each descriptor argument.
             scalars: The other arguments in order; None for an address, given at each launch.
             programs: Grid size.
+            early: Programs may start before the kernel ahead of it in the stream has ended; the
+                kernel waits for it itself, before its first access to global memory.
         """
         self.kernel = kernel
-        self.programs = programs
+        self._attribute = _Attribute(_EARLY, 0, (1,))
+        self._config = _Config(
+            (programs, 1, 1),
+            (kernel.threads, 1, 1),
+            kernel.shared,
+            None,
+            ctypes.pointer(self._attribute) if early else None,
+            int(early),
+        )
+        self._config_at = ctypes.addressof(self._config)
         values: list[int | float | None] = []
         for entry in maps:
             values += [None, *entry.shape, *entry.strides]
@@ -242,9 +286,9 @@ class Plan:
                 ctypes.memmove(place, code, _MAP_BYTES)
             for slot, address in zip(self._slots, addresses, strict=True):
                 slot.value = address
-            status = _driver().cuLaunchKernel(
-                kernel.function, self.programs, 1, 1, kernel.threads, 1, 1, kernel.shared,
-                stream, self._pointers, None,
-            )  # fmt: skip
+            self._config.stream = stream
+            status = _driver().cuLaunchKernelEx(
+                self._config_at, kernel.function, self._pointers, None
+            )
         if status:
-            raise DriverError(f"cuLaunchKernel failed with CUDA error {status}")
+            raise DriverError(f"cuLaunchKernelEx failed with CUDA error {status}")

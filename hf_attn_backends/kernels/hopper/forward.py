@@ -40,12 +40,14 @@ class Tuning:
         half: Skip the right half of the diagonal block for a tile's upper rows.
         turns: The two consumers take turns on the tensor cores.
         l2_bytes: Keys and values that are worked on together under causality and intervals.
+        early: Start while the kernel ahead in the stream ends (programmatic dependent launch).
     """
 
     query_registers: int = 0
     half: bool = True
     turns: bool = True
     l2_bytes: int = 32 * 2**20
+    early: bool = False
 
 
 DEFAULT = Tuning()
@@ -236,5 +238,5 @@ def _prepare(
     ]
     if len(_PLANS) >= _PLANS_KEPT:
         _PLANS.clear()
-    plan = _PLANS[key] = Plan(kernel, maps, (None, None, *scalars), programs)
+    plan = _PLANS[key] = Plan(kernel, maps, (None, None, *scalars), programs, tuning.early)
     return plan

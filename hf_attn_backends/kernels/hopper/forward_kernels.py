@@ -24,10 +24,12 @@ from hf_attn_backends.kernels.hopper.gluon_compat import (
     bar_arrive,
     bar_sync,
     fence_async_shared,
+    let_later_kernels_start,
     mbarrier,
     tma_load,
     tma_store,
     tma_store_wait,
+    wait_for_earlier_kernels,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -67,6 +69,7 @@ def _producer(
     KIND: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
     """Feed the rings: per tile its query rows, then keys one block ahead of values."""
+    wait_for_earlier_kernels()
     batch_heads, heads, group, m_len, n_len, window, m_tiles, section, batch_stride = sizes
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     it = 0
@@ -212,6 +215,7 @@ def _consumer(
     QREG: gl.constexpr,
 ):  # fmt: skip
     """Compute rows `64 * w` to `64 * w + 63` of every tile of this program."""
+    wait_for_earlier_kernels()
     batch_heads, heads, _group, m_len, n_len, window, m_tiles, section, batch_stride = sizes
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -421,6 +425,7 @@ def attention_forward(
         mbarrier.init(k_full.index(i), 1)
         mbarrier.init(v_full.index(i), 1)
     fence_async_shared()
+    let_later_kernels_start()
     sizes = (batch_heads, heads, group, m_len, n_len, window, m_tiles, section, batch_stride)
     gl.warp_specialize([
         (_consumer, (0, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
