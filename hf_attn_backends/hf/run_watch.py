@@ -40,11 +40,13 @@ class RunWatch:
         self._trained: Counter[Launch] = Counter()
         self._watch = OperatorWatch()
         self._watches = 0
+        self._micro_batches = 0
         self._seen: dict[Launch, int] = {}
 
     def step_begins(self) -> None:
         """Before the first micro-batch of a step, or between two evaluation batches."""
         self._step_since = witness.snapshot()
+        self._micro_batches = 0
         again = self._watches == 0 or (self._watch.compiled and self._watches < _MAX_WATCHES)
         if not self.counted and again:
             self._watch = OperatorWatch()
@@ -53,6 +55,7 @@ class RunWatch:
 
     def micro_batch_ends(self) -> None:
         """Stop the profiler, if it runs: one micro-batch is enough, and its events take memory."""
+        self._micro_batches += 1
         if self._watch.running:
             self._seen = self._watch.stop()
 
@@ -73,13 +76,15 @@ class RunWatch:
 
     def result(self) -> tuple[Verdict, list[dict[str, Any]]]:
         """The rank's verdict on the whole run, and its counts."""
-        self.micro_batch_ends()
+        if self._watch.running:
+            self._seen = self._watch.stop()
         self._check_live()
         verdict = self.verdict
         if self.faults:
             verdict = Verdict("mismatch", "; ".join(self.faults[:3]))
         elif verdict.verdict == "matched" and self.counted and self.steps > 1:
             rows = witness.since(self._since)
+            self._micro_batches = self.steps
             verdict = self._judge(rows, f"{self.steps} steps")
         return verdict, self._rows()
 
@@ -99,7 +104,10 @@ class RunWatch:
 
     def _judge(self, new: dict[Launch, int], window: str) -> Verdict:
         counts, blind = new, None
-        if not self.counted:
+        needed = self._facts.must_launch
+        if self.counted:
+            needed *= self._micro_batches if not self._facts.replays else 1
+        else:
             counts, blind = self._seen, self._watch.blind
             window = f"one micro-batch of step {self._watches}"
             if self._watch.compiled:
@@ -107,7 +115,7 @@ class RunWatch:
                 blind = "each step that was watched compiled something, so none is evidence"
             elif self._watches == 0:
                 blind = "an evaluation is heard of after its first batch, and no second one came"
-        return judge(self.backend, self._facts.must_launch, counts, window=window, blind=blind)
+        return judge(self.backend, needed, counts, window=window, blind=blind)
 
     def _check_live(self) -> None:
         """Note a backend that was switched while the run went on."""

@@ -160,6 +160,7 @@ class RunSession:
             "layers": self._layers,
             "steps": self.watch.steps,
             "by_rank": by_rank,
+            "ranks_counted": f"{len(by_rank)} of {self._size}",
             "substitutions": [[*key, n] for key, n in sorted(witness.substitutions().items())],
         }
         fresh = RunRecord(**{f: getattr(self.record, f) for f in _CARRIED})

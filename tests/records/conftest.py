@@ -44,3 +44,77 @@ def make_record():
         return RunRecord(**(values | changes))
 
     return make
+
+
+@pytest.fixture
+def make_model():
+    """A Mistral of two layers: 4 query heads over 2, head_dim 16."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    import hf_attn_backends  # noqa: F401  registers the names
+
+    def make(implementation: str | None = "sdpa", **changes: object) -> MistralForCausalLM:
+        torch.manual_seed(0)
+        values = {
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+        }
+        config = MistralConfig(**(values | changes))
+        return MistralForCausalLM._from_config(config, attn_implementation=implementation)
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path):
+    """A Trainer on the CPU over random tokens, 2 steps by default."""
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    def make(model, callbacks: list, *, length: int = 9, cls=Trainer, **changes: object):
+        generator = torch.Generator().manual_seed(0)
+        rows = [torch.randint(0, 64, (length,), generator=generator) for _ in range(16)]
+        data = [{"input_ids": row, "labels": row} for row in rows]
+        values = {
+            "output_dir": str(tmp_path / "out"),
+            "max_steps": 2,
+            "per_device_train_batch_size": 1,
+            "per_device_eval_batch_size": 2,
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "logging_steps": 1000,
+            "dataloader_pin_memory": False,
+        }
+        args = TrainingArguments(**(values | changes))
+        return cls(model, args, train_dataset=data, eval_dataset=data[:6], callbacks=callbacks)
+
+    return make
+
+
+@pytest.fixture
+def gate(home: Path) -> Path:
+    """An artifact that vouches for head_dim 16 in float32 on the CPU."""
+    from hf_attn_backends.gate import write_equivalence_gate
+
+    kinds = ["full", "causal", "window", "intervals", "dense"]
+    covered = [{"dtype": "float32", "head_dim": 16, "visibility": kinds}]
+    return write_equivalence_gate(tolerances={"from": "a test"}, shapes_covered=covered)
+
+
+@pytest.fixture
+def events():
+    """(event, verdict) of every row of a registry."""
+    from hf_attn_backends import registry
+
+    def read(path: Path | None = None) -> list[tuple[str, str]]:
+        return [(row.event, row.attention_verdict) for row in registry.read(path)[0]]
+
+    return read
