@@ -100,12 +100,12 @@ def _rows_first(tensor: Tensor, batch: int, heads: int, length: int, dim: int) -
     return tensor.new_empty(batch, length, heads, dim).transpose(1, 2)
 
 
-def _forward_fake(query, key, value, *_):  # noqa: ANN001, ANN002, ANN202
+def _forward_fake(query, key, value, *_):
     b, h, m, d = query.shape
     return _rows_first(query, b, h, m, d), query.new_empty(b, h, m, dtype=torch.float32)
 
 
-def _backward_fake(grad_out, query, key, value, out, lse, *rest):  # noqa: ANN001, ANN002, ANN202
+def _backward_fake(grad_out, query, key, value, out, lse, *rest):
     need_dq, need_dkdv = rest[-2:]
     b, h, m, d = query.shape
     g, n = key.shape[1], key.shape[2]
@@ -131,7 +131,7 @@ class TritonAttention(torch.autograd.Function):
     """Autograd over the two operators; the log-sum-exp is not differentiable."""
 
     @staticmethod
-    def forward(ctx, query, key, value, intervals, dense, scale, causal, window, backend, variant):  # noqa: ANN001, ANN205
+    def forward(ctx, query, key, value, intervals, dense, scale, causal, window, backend, variant):
         """Run the forward operator and keep what the backward one needs."""
         out, lse = _forward_op(
             query, key, value, intervals, dense, scale, causal, window, backend, variant
@@ -143,7 +143,7 @@ class TritonAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out, _grad_lse):  # noqa: ANN001, ANN205
+    def backward(ctx, grad_out, _grad_lse):
         """Run the backward operator for the gradients that are wanted."""
         query, key, value, out, lse, intervals, dense = ctx.saved_tensors
         wants_q, wants_k, wants_v = ctx.needs_input_grad[:3]

@@ -14,6 +14,8 @@ from hf_attn_backends.kernels.triton.backward_kernels import (
 from hf_attn_backends.kernels.triton.launch import (
     block_d,
     compute_dtype,
+    describable,
+    describe,
     launch_options,
     on_device,
     precision,
@@ -41,6 +43,7 @@ def launch_backward(
     need_dq: bool = True,
     need_dkdv: bool = True,
     tiles: TileSet | None = None,
+    descriptors: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the backward kernels.
 
@@ -56,6 +59,7 @@ def launch_backward(
         need_dq: Whether the query's gradient is wanted; else it comes back empty `[0]`.
         need_dkdv: Likewise for key and value.
         tiles: In place of the table's entries; for benchmarks.
+        descriptors: False keeps to pointers where tensor descriptors could be used.
 
     Returns:
         dQ `[B, H, M, D]`, dK and dV `[B, G, N, D]`, views of `[B, M, H, D]` memory, in the
@@ -83,6 +87,7 @@ def launch_backward(
     delta = torch.empty_like(lse)
     vis = visibility_arguments(visibility, lse)
     bd = block_d(head_dim)
+    tma = descriptors and describable(query, key, value, grad_out)
     is_wide = wide(query, key, value, grad_out, out)
     with on_device(query):
         rows = 64 if bd <= 128 else 32
@@ -92,28 +97,32 @@ def launch_backward(
         )  # fmt: skip
         if need_dkdv:
             tile = tiles.dkdv
+            q_source = describe(query, tile.block_m, bd) if tma else query
+            grad_source = describe(grad_out, tile.block_m, bd) if tma else grad_out
             tiles_n = triton.cdiv(k_len, tile.block_n)
             _attn_bwd_dkdv_kernel[(tiles_n * batch * kv_heads,)](
-                query, key, value, grad_out, lse, delta, dk, dv, vis.intervals, vis.mask,
+                q_source, key, value, grad_source, lse, delta, dk, dv, vis.intervals, vis.mask,
                 *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
                 *grad_out.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
                 *vis.interval_strides, *vis.mask_strides,
                 heads, kv_heads, tiles_n, batch * kv_heads, q_len, k_len, vis.window, scale,
                 HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
-                WIDE=is_wide, SCAN=_SCAN, PRECISION=precision(dtype), STAGES=tile.stages,
+                WIDE=is_wide, TMA=tma, SCAN=_SCAN, PRECISION=precision(dtype), STAGES=tile.stages,
                 **launch_options(dtype, tile.warps),
             )  # fmt: skip
         if need_dq:
             tile = tiles.dq
+            k_source = describe(key, tile.block_n, bd) if tma else key
+            v_source = describe(value, tile.block_n, bd) if tma else value
             tiles_m = triton.cdiv(q_len, tile.block_m)
             _attn_bwd_dq_kernel[(tiles_m * batch * heads,)](
-                query, key, value, grad_out, lse, delta, dq, vis.intervals, vis.mask,
+                query, k_source, v_source, grad_out, lse, delta, dq, vis.intervals, vis.mask,
                 *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
                 *grad_out.stride()[:3], *dq.stride()[:3],
                 *vis.interval_strides, *vis.mask_strides,
                 heads, heads // kv_heads, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
                 HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
-                WIDE=is_wide, PRECISION=precision(dtype), STAGES=tile.stages,
+                WIDE=is_wide, TMA=tma, PRECISION=precision(dtype), STAGES=tile.stages,
                 **launch_options(dtype, tile.warps),
             )  # fmt: skip
     return dq, dk, dv

@@ -68,8 +68,8 @@ def launch_forward(
             *vis.interval_strides, *vis.mask_strides,
             heads, group, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
             HEAD_DIM=head_dim, BD=block_d(head_dim), BM=tile.block_m, BN=tile.block_n,
-            KIND=vis.kind, WIDE=wide(query, key, value, out), HEAD_MAJOR=vis.kind == "full",
-            PRECISION=precision(dtype), STAGES=tile.stages,
+            KIND=vis.kind, WIDE=wide(query, key, value, out),
+            HEAD_MAJOR=vis.kind == "full", PRECISION=precision(dtype), STAGES=tile.stages,
             **launch_options(dtype, tile.warps),
         )  # fmt: skip
     return out, lse

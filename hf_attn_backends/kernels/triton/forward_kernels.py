@@ -13,78 +13,46 @@ the log-sum-exp of each row, natural log, -inf for a row that sees nothing (whos
 import triton
 import triton.language as tl
 
-from hf_attn_backends.kernels.triton.visibility_kernels import key_range, row_interval
-
-
-@triton.jit
-def tile_offsets(indices, stride, WIDE: tl.constexpr):
-    """Element offsets inside a tile; int64 only where a tile spans more than 2^31 elements."""
-    if WIDE:
-        return indices.to(tl.int64) * stride
-    return indices * stride
+from hf_attn_backends.kernels.triton.memory_kernels import head_base, load_rows, store_rows
+from hf_attn_backends.kernels.triton.visibility_kernels import (
+    key_range,
+    row_interval,
+    visible_tile,
+)
 
 
 @triton.jit
 def online_softmax(
-    acc, l, m, q, k_base, v_base, stride_kn, stride_vn, stride_kd, stride_vd,
-    lo, hi, k_len, start, end, mask_base, mask_rows, stride_mn, qk_scale,
-    BN: tl.constexpr, BD: tl.constexpr, HEAD_DIM: tl.constexpr, MASKED: tl.constexpr,
+    acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn, lo, hi, k_len,
+    start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
+    BN: tl.constexpr, HEAD_DIM: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr,
     DENSE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Fold the keys `[lo, hi)` into the running output, denominator and maximum (eq. 3-5)."""
-    offs_n = tl.arange(0, BN)
-    offs_d = tl.arange(0, BD)
-    k_ptrs = k_base + tile_offsets(offs_n[None, :], stride_kn, WIDE) + offs_d[:, None] * stride_kd
-    v_ptrs = v_base + tile_offsets(offs_n[:, None], stride_vn, WIDE) + offs_d[None, :] * stride_vd
-    k_ptrs += tl.cast(lo, tl.int64) * stride_kn
-    v_ptrs += tl.cast(lo, tl.int64) * stride_vn
+    """Fold the keys `[lo, hi)` into the running output, denominator and maximum."""
     for n0 in tl.range(lo, hi, BN, num_stages=STAGES):
-        cols = n0 + offs_n
+        k = load_rows(k_base, b, kv, n0, k_len, stride_kn, BN, HEAD_DIM, BD, MASKED, WIDE, False)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
-            inside = cols < k_len
-            if HEAD_DIM == BD:
-                k = tl.load(k_ptrs, mask=inside[None, :], other=0.0)
-            else:
-                k = tl.load(k_ptrs, mask=inside[None, :] & (offs_d < HEAD_DIM)[:, None], other=0.0)
-        elif HEAD_DIM == BD:
-            k = tl.load(k_ptrs)
+            cols = n0 + tl.arange(0, BN)
+            seen = visible_tile(
+                start[:, None], end[:, None], rows[:, None], cols[None, :],
+                mask_base, stride_mm, stride_mn, DENSE,
+            )  # fmt: skip
+            s = tl.where(seen, s, float("-inf"))
+        peak_new = tl.maximum(peak, tl.max(s, 1) * qk_scale)
+        if MASKED:
+            # A row that has seen nothing yet keeps -inf: subtract 0, not -inf, from -inf.
+            shift = tl.where(peak_new == float("-inf"), 0.0, peak_new)
         else:
-            k = tl.load(k_ptrs, mask=(offs_d < HEAD_DIM)[:, None], other=0.0)
-        s = tl.dot(q, k, input_precision=PRECISION)
-        if MASKED:
-            visible = (cols[None, :] >= start[:, None]) & (cols[None, :] < end[:, None])
-            if DENSE:
-                seen = tl.load(
-                    mask_base + mask_rows[:, None] + cols[None, :].to(tl.int64) * stride_mn,
-                    mask=visible,
-                    other=0,
-                )
-                visible = visible & (seen != 0)
-            s = tl.where(visible, s, float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1) * qk_scale)
-        if MASKED:
-            # A row that has seen nothing yet keeps m = -inf: subtract 0, not -inf, from -inf.
-            m_used = tl.where(m_new == float("-inf"), 0.0, m_new)
-        else:
-            m_used = m_new
-        p = tl.math.exp2(s * qk_scale - m_used[:, None])
-        alpha = tl.math.exp2(m - m_used)
-        l = l * alpha + tl.sum(p, 1)
+            shift = peak_new
+        p = tl.math.exp2(s * qk_scale - shift[:, None])
+        alpha = tl.math.exp2(peak - shift)
+        denom = denom * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
-        if MASKED:
-            if HEAD_DIM == BD:
-                v = tl.load(v_ptrs, mask=inside[:, None], other=0.0)
-            else:
-                v = tl.load(v_ptrs, mask=inside[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
-        elif HEAD_DIM == BD:
-            v = tl.load(v_ptrs)
-        else:
-            v = tl.load(v_ptrs, mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
+        v = load_rows(v_base, b, kv, n0, k_len, stride_vn, BN, HEAD_DIM, BD, MASKED, WIDE, False)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-        m = m_new
-        k_ptrs += BN * stride_kn
-        v_ptrs += BN * stride_vn
-    return acc, l, m
+        peak = peak_new
+    return acc, denom, peak
 
 
 @triton.jit(do_not_specialize=["tiles_m", "batch_heads", "q_len", "k_len", "window"])
@@ -111,60 +79,46 @@ def _attn_fwd_kernel(
         bh = pid % batch_heads
     b = bh // heads
     h = bh % heads
-    b64 = b.to(tl.int64)
-    h64 = h.to(tl.int64)
-    kv64 = (h // group).to(tl.int64)
+    kv = h // group
     m0 = tile * BM
-    offs_m = tl.arange(0, BM)
-    offs_d = tl.arange(0, BD)
-    rows = m0 + offs_m
-    m64 = m0.to(tl.int64)
-
-    q_base = q_ptr + b64 * stride_qb + h64 * stride_qh + m64 * stride_qm
-    q_ptrs = q_base + tile_offsets(offs_m[:, None], stride_qm, WIDE) + offs_d[None, :]
-    if HEAD_DIM == BD:
-        q = tl.load(q_ptrs, mask=(rows < q_len)[:, None], other=0.0)
-    else:
-        q = tl.load(q_ptrs, mask=(rows < q_len)[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
-    k_base = k_ptr + b64 * stride_kb + kv64 * stride_kh
-    v_base = v_ptr + b64 * stride_vb + kv64 * stride_vh
-    mask_base = mask_ptr + b64 * stride_mb + h64 * stride_mh
-    mask_rows = rows.to(tl.int64) * stride_mm
+    rows = m0 + tl.arange(0, BM)
+    q_base = head_base(q_ptr, b, h, stride_qb, stride_qh, False)
+    q = load_rows(q_base, b, h, m0, q_len, stride_qm, BM, HEAD_DIM, BD, True, WIDE, False)
+    k_base = head_base(k_ptr, b, kv, stride_kb, stride_kh, False)
+    v_base = head_base(v_ptr, b, kv, stride_vb, stride_vh, False)
+    mask_base = head_base(mask_ptr, b, h, stride_mb, stride_mh, False)
 
     start, end = row_interval(
         rows, b, q_len, k_len, window, intervals_ptr, stride_ib, stride_im, KIND
     )
     lo, full_lo, full_hi, hi = key_range(start, end, rows, m0, q_len, k_len, window, BM, BN, KIND)
     acc = tl.zeros([BM, BD], tl.float32)
-    l = tl.zeros([BM], tl.float32)
-    m = tl.full([BM], float("-inf"), tl.float32)
+    denom = tl.zeros([BM], tl.float32)
+    peak = tl.full([BM], float("-inf"), tl.float32)
     qk_scale = scale * LOG2E
     if KIND == "window" or KIND == "intervals":
-        acc, l, m = online_softmax(
-            acc, l, m, q, k_base, v_base, stride_kn, stride_vn, 1, 1, lo, full_lo, k_len,
-            start, end, mask_base, mask_rows, stride_mn, qk_scale,
-            BN, BD, HEAD_DIM, True, False, WIDE, PRECISION, STAGES,
+        acc, denom, peak = online_softmax(
+            acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn, lo, full_lo, k_len,
+            start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
+            BN, HEAD_DIM, BD, True, False, WIDE, PRECISION, STAGES,
         )  # fmt: skip
     if KIND != "dense":
-        acc, l, m = online_softmax(
-            acc, l, m, q, k_base, v_base, stride_kn, stride_vn, 1, 1, full_lo, full_hi, k_len,
-            start, end, mask_base, mask_rows, stride_mn, qk_scale,
-            BN, BD, HEAD_DIM, False, False, WIDE, PRECISION, STAGES,
+        acc, denom, peak = online_softmax(
+            acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn, full_lo, full_hi,
+            k_len, start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
+            BN, HEAD_DIM, BD, False, False, WIDE, PRECISION, STAGES,
         )  # fmt: skip
-    acc, l, m = online_softmax(
-        acc, l, m, q, k_base, v_base, stride_kn, stride_vn, 1, 1,
+    acc, denom, peak = online_softmax(
+        acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn,
         tl.maximum(full_lo, full_hi), hi, k_len,
-        start, end, mask_base, mask_rows, stride_mn, qk_scale,
-        BN, BD, HEAD_DIM, True, KIND == "dense", WIDE, PRECISION, STAGES,
+        start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
+        BN, HEAD_DIM, BD, True, KIND == "dense", WIDE, PRECISION, STAGES,
     )  # fmt: skip
 
-    seen = l > 0.0
-    out = acc * tl.where(seen, 1.0 / tl.where(seen, l, 1.0), 0.0)[:, None]
-    lse = tl.where(seen, m * LN2 + tl.log(tl.where(seen, l, 1.0)), float("-inf"))
-    out_base = out_ptr + b64 * stride_ob + h64 * stride_oh + m64 * stride_om
-    out_ptrs = out_base + tile_offsets(offs_m[:, None], stride_om, WIDE) + offs_d[None, :]
-    keep = (rows < q_len)[:, None]
-    if HEAD_DIM != BD:
-        keep = keep & (offs_d < HEAD_DIM)[None, :]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=keep)
+    some = denom > 0.0
+    total = tl.where(some, denom, 1.0)
+    out = acc * tl.where(some, 1.0 / total, 0.0)[:, None]
+    lse = tl.where(some, peak * LN2 + tl.log(total), float("-inf"))
+    out_base = head_base(out_ptr, b, h, stride_ob, stride_oh, False)
+    store_rows(out_base, m0, q_len, stride_om, out, BM, HEAD_DIM, BD, WIDE)
     tl.store(lse_ptr + bh.to(tl.int64) * q_len + rows, lse, mask=rows < q_len)

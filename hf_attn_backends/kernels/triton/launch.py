@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hf_attn_backends.kernels.triton.tiles import TileSet, tiles_for
 from hf_attn_backends.kernels.visibility import Visibility
 
 INTERPRETED: bool = knobs.runtime.interpret
-"""Whether the kernels of this process run in Triton's interpreter; fixed when triton is imported."""
+"""Whether this process runs the kernels in Triton's interpreter; fixed at triton's import."""
 
 _WIDE_FROM = 2**31 // 256  # a tile has at most 128 rows; half the int32 range is kept in reserve
 
@@ -63,6 +64,33 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 def wide(*tensors: Tensor) -> bool:
     """Whether a tile of any of these `[B, H, L, D]` tensors spans more than int32 offsets."""
     return any(t.stride(2) >= _WIDE_FROM for t in tensors)
+
+
+def describable(*tensors: Tensor) -> bool:
+    """Whether tensor descriptors can address these `[B, H, L, D]` tensors on their device.
+
+    The tensor memory accelerator (sm_90 and newer) wants a base and strides that are multiples of
+    16 bytes, and pays off for 16-bit dtypes.
+    """
+    first = tensors[0]
+    if INTERPRETED or first.element_size() != 2 or _capability(first.device.index) < (9, 0):
+        return False
+    return all(
+        t.data_ptr() % 16 == 0
+        and all(n == 1 or (s % 8 == 0 and 0 < s < 2**36) for n, s in _leading(t))
+        for t in tensors
+    )
+
+
+def _leading(tensor: Tensor) -> list[tuple[int, int]]:
+    return list(zip(tensor.shape[:3], tensor.stride()[:3], strict=True))
+
+
+def describe(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A descriptor of `[B, H, L, D]` in tiles of `[1, 1, rows, columns]`; zeros lie outside."""
+    # The stride of a dimension of size 1 is never used, but it is checked.
+    strides = [s if n > 1 else 8 * (1 << 20) for n, s in _leading(tensor)] + [1]
+    return TensorDescriptor(tensor, list(tensor.shape), strides, [1, 1, rows, columns])
 
 
 @lru_cache(maxsize=64)

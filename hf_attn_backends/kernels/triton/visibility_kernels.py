@@ -35,6 +35,16 @@ def row_interval(
 
 
 @triton.jit
+def visible_tile(start, end, rows, cols, mask_base, stride_mm, stride_mn, DENSE: tl.constexpr):
+    """Which of a tile's pairs are seen; the four index tiles broadcast against each other."""
+    seen = (cols >= start) & (cols < end)
+    if DENSE:
+        ptrs = mask_base + rows.to(tl.int64) * stride_mm + cols.to(tl.int64) * stride_mn
+        seen = seen & (tl.load(ptrs, mask=seen, other=0) != 0)
+    return seen
+
+
+@triton.jit
 def key_range(
     start, end, rows, m0, q_len, k_len, window, BM: tl.constexpr, BN: tl.constexpr,
     KIND: tl.constexpr,
@@ -93,7 +103,8 @@ def query_range(
     once (`SCAN` at a time): two int32 a row, nothing beside the tile's own work.
 
     Returns:
-        (lo, full_lo, full_hi, hi) of rows, with the meaning of `key_range`, multiples of `BM`.
+        (lo, full_lo, full_hi, hi) of rows, with the meaning of `key_range`; `lo` and `full_lo` are
+        multiples of `BM`.
     """
     shift = k_len - q_len
     last = tl.minimum(n0 + BN, k_len) - 1
@@ -130,5 +141,7 @@ def query_range(
     hi = tl.maximum(hi, 0)
     lo = tl.minimum(tl.maximum(lo, 0), hi) // BM * BM
     full_lo = tl.maximum(tl.cdiv(tl.maximum(full_lo, 0), BM) * BM, lo)
-    full_hi = tl.maximum(tl.maximum(full_hi, 0) // BM * BM, full_lo)
-    return lo, tl.minimum(full_lo, tl.cdiv(hi, BM) * BM), tl.minimum(full_hi, hi // BM * BM), hi
+    full_lo = tl.minimum(full_lo, tl.cdiv(hi, BM) * BM)
+    # The last rows of the last tile lie beyond q_len: they read as 0 and add 0, without a mask.
+    full_hi = tl.where(full_hi >= q_len, hi, tl.maximum(full_hi, 0) // BM * BM)
+    return lo, full_lo, tl.maximum(full_hi, full_lo), hi
