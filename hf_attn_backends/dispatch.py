@@ -20,7 +20,7 @@ from torch import Tensor
 from hf_attn_backends import witness
 from hf_attn_backends.backends import proof, tracing
 from hf_attn_backends.backends.base import AttentionBackend
-from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.counting import count_forward, with_backward_counted
 from hf_attn_backends.backends.factory import backend_of
 from hf_attn_backends.backends.names import AUTO, ENVIRONMENT_VARIABLE
 from hf_attn_backends.backends.planning import (
@@ -229,13 +229,14 @@ def _execute(
     if plan.requested is not None:
         witness.count_substitution(plan.requested, plan.backend.name, plan.call_class)
     options: dict[str, Any] = {} if bias is None else {"bias": bias}
-    out = plan.backend.forward(
+    backend, foreign = plan.backend, not plan.backend.counts_itself
+    if foreign:
+        count_forward(backend.name, plan.call, "plugin")
+    out = backend.forward(
         query, key, value, plan.call, visibility=visibility, scale=scale, softcap=softcap,
         sinks=sinks, dropout_p=dropout_p, **options,
     )  # fmt: skip
-    if not plan.backend.counts_itself:
-        counted(out, plan.backend.name, plan.call, "plugin")
-    return out
+    return with_backward_counted(out, backend.name, plan.call, "plugin") if foreign else out
 
 
 def _visibility(

@@ -146,6 +146,6 @@ def _print_table(device: str, dims: ModelDims | None, shown: Iterable[BackendRep
         if report.fix:
             lines.append(f"to fix it: {report.fix}")
         table.add_row(report.name, here, Text("\n".join(lines)))
-    console = Console()
     # A pipe or a log has no width of its own, and 80 columns would break every path.
-    console.print(table, width=None if console.is_terminal else 160)
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table)

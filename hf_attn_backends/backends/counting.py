@@ -52,18 +52,26 @@ def class_text(call: AttentionCall) -> str:
     return text
 
 
-def counted(out: Tensor, backend: str, call: AttentionCall, variant: str = "torch") -> Tensor:
-    """Count a forward launch now and its backward launch when it comes; returns `out`.
+def count_forward(backend: str, call: AttentionCall, variant: str = "torch") -> None:
+    """Count a forward launch; to be called right before it.
+
+    Before and not after: checkpointing without reentry ends a recomputation by an exception out of
+    the last operation that saves a tensor, which may be this one, after its kernel ran.
 
     Inside a traced graph it does nothing: dispatch counts there, by `counted_in_graph`.
     """
-    if torch.compiler.is_compiling():
-        return out
-    name = class_text(call)
-    witness.count(backend, variant, "forward", name)
-    if out.requires_grad:
+    if not torch.compiler.is_compiling():
+        witness.count(backend, variant, "forward", class_text(call))
+
+
+def with_backward_counted(
+    out: Tensor, backend: str, call: AttentionCall, variant: str = "torch"
+) -> Tensor:
+    """Have the backward launch of `out` counted when it comes; returns `out`."""
+    if not torch.compiler.is_compiling() and out.requires_grad:
         # On the node and not on the tensor: 2 us in place of 3.3.
-        out.grad_fn.register_prehook(_backward_hook(backend, variant, name))  # pyright: ignore
+        hook = _backward_hook(backend, variant, class_text(call))
+        out.grad_fn.register_prehook(hook)  # pyright: ignore[reportOptionalMemberAccess]
     return out
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_attn_backends.backends.base import AttentionBackend, ProbeContext
-from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.counting import count_forward, with_backward_counted
 from hf_attn_backends.backends.masks import no_keys, seen_mask, split_bias
 from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
@@ -42,10 +42,11 @@ class EagerBackend(AttentionBackend):
         bias: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`."""
+        count_forward(self.name, call)
         batch, heads, q_len, head_dim = query.shape
         groups, k_len = key.shape[1], key.shape[2]
         if k_len == 0:
-            return counted(no_keys(query, value), self.name, call)
+            return no_keys(query, value)
         scale = head_dim**-0.5 if scale is None else scale
         by_group = query.unflatten(1, (groups, heads // groups))
         scores = (by_group @ key.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * scale
@@ -70,4 +71,4 @@ class EagerBackend(AttentionBackend):
             weights = weights.masked_fill(~seen, 0.0)
         weights = F.dropout(weights.to(query.dtype), dropout_p)
         out = weights.unflatten(1, (groups, heads // groups)) @ value.unsqueeze(2)
-        return counted(out.flatten(1, 2), self.name, call)
+        return with_backward_counted(out.flatten(1, 2), self.name, call)

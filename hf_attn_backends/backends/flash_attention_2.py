@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_attn_backends.backends import machine
 from hf_attn_backends.backends.base import AttentionBackend, ProbeContext
-from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.counting import count_forward, with_backward_counted
 from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
@@ -55,6 +55,7 @@ class FlashAttentionBackend(AttentionBackend):
         bias: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; masks, sinks and biases were refused."""
+        count_forward(self.name, call)
         window = (-1, -1) if visibility.window is None else (visibility.window - 1, 0)
         out = importlib.import_module("flash_attn").flash_attn_func(
             query.transpose(1, 2),
@@ -66,4 +67,4 @@ class FlashAttentionBackend(AttentionBackend):
             window_size=window,
             softcap=softcap or 0.0,
         )
-        return counted(out.transpose(1, 2), self.name, call)
+        return with_backward_counted(out.transpose(1, 2), self.name, call)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_attn_backends.backends import machine
 from hf_attn_backends.backends.base import AttentionBackend, ProbeContext
-from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.counting import count_forward, with_backward_counted
 from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
@@ -40,6 +40,7 @@ class FlashAttention3Backend(AttentionBackend):
         bias: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; masks, sinks, biases and dropout were refused."""
+        count_forward(self.name, call)
         window = (-1, -1) if visibility.window is None else (visibility.window - 1, 0)
         out = importlib.import_module("flash_attn_interface").flash_attn_func(
             query.transpose(1, 2),
@@ -51,4 +52,4 @@ class FlashAttention3Backend(AttentionBackend):
             softcap=softcap or 0.0,
         )
         out = out[0] if isinstance(out, tuple) else out  # builds before 3.0.0b2 add the LSE
-        return counted(out.transpose(1, 2), self.name, call)
+        return with_backward_counted(out.transpose(1, 2), self.name, call)

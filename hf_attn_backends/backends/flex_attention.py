@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_attn_backends.backends.base import AttentionBackend, ProbeContext
-from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.counting import count_forward, with_backward_counted
 from hf_attn_backends.backends.masks import no_keys
 from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
@@ -45,8 +45,11 @@ class FlexBackend(AttentionBackend):
 
         Sinks enter through the log-sum-exp: `out * sigmoid(lse - sink)`.
         """
+        from torch.nn.attention.flex_attention import AuxRequest
+
+        count_forward(self.name, call)
         if key.shape[2] == 0 or query.shape[2] == 0 or query.shape[0] == 0:
-            return counted(no_keys(query, value), self.name, call)
+            return no_keys(query, value)
         if query.device.type == "cpu":
             # It looks at requires_grad and not at whether a graph is being built.
             query, key, value = query.detach(), key.detach(), value.detach()
@@ -62,13 +65,13 @@ class FlexBackend(AttentionBackend):
             block_mask=_block_mask(visibility, query, key),
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
-            return_lse=sinks is not None,
+            return_aux=None if sinks is None else AuxRequest(lse=True),
         )
         if sinks is not None:
-            out, lse = out
-            share = torch.sigmoid(lse - sinks.to(lse.dtype)[None, :, None])
+            out, aux = out
+            share = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[None, :, None])
             out = out * share[..., None].to(out.dtype)
-        return counted(out, self.name, call)
+        return with_backward_counted(out, self.name, call)
 
 
 @lru_cache(maxsize=2)
@@ -103,8 +106,6 @@ def _block_mask(visibility: Visibility, query: Tensor, key: Tensor) -> Any:
         def seen(batch, head, row, column):
             return mask[batch, head, row, column]
 
-    if rows is not None and batches == 1 != query.shape[0]:
-        batches = 1
     return create_block_mask(
         seen,
         None if batches == 1 else batches,

@@ -93,7 +93,7 @@ def load_verdict(device: str | None, gate_dir: Path | None, dims: ModelDims | No
         f"the equivalence gate's artifact covers head_dim {_listed(covered)}"
         f"{f' in {dtype}' if dtype else ''}, and the model has head_dim {dims.head_dim}"
     )
-    fix = gate.extend_command(dims.head_dim, dtype)
+    fix = gate.extend_command(dims.head_dim, dtype, device=device)
     return GateVerdict((refusal,), GateError, summary, fix)
 
 
@@ -128,7 +128,7 @@ def _call_verdict(call: AttentionCall) -> tuple[str, ...]:
         return ()
     return (
         f"the equivalence gate does not cover {call.call_class} on {call.device.type}; "
-        f"to have it measured: {gate.extend_command(call.call_class)}",
+        f"to have it measured: {gate.extend_command(call.call_class, device=str(call.device))}",
     )
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_attn_backends.backends.base import AttentionBackend, ProbeContext
-from hf_attn_backends.backends.counting import counted
+from hf_attn_backends.backends.counting import count_forward, with_backward_counted
 from hf_attn_backends.backends.masks import no_keys, seen_mask
 from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
@@ -42,10 +42,11 @@ class SdpaBackend(AttentionBackend):
         bias: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; softcap and sinks were refused."""
+        count_forward(self.name, call)
         heads, q_len = query.shape[1], query.shape[2]
         groups, k_len = key.shape[1], key.shape[2]
         if k_len == 0:
-            return counted(no_keys(query, value), self.name, call)
+            return no_keys(query, value)
         causal, mask = False, None
         if visibility.causal and (visibility.window is None or visibility.window >= k_len):
             # Branches and not an expression: sizes are symbols inside a traced graph.
@@ -76,4 +77,4 @@ class SdpaBackend(AttentionBackend):
             scale=scale,
             enable_gqa=grouped,
         )
-        return counted(out, self.name, call)
+        return with_backward_counted(out, self.name, call)

@@ -35,6 +35,8 @@ class TritonFA2Backend(AttentionBackend):
             found = variants.kernel_refusals(
                 call.device, call.dtype, call.head_dim, call.value_head_dim
             )
+        if call.call_class.features:  # no gate can measure what the kernel does not implement
+            return found
         return [*found, *proof.call_refusals(call)]
 
     def prepare_tracing(self) -> None:
