@@ -121,8 +121,9 @@ def _verified(
             arm = arm_for(name, workload)
             errors = errors_of(arm, workload, inputs, truth) if truth else {}
         except _FAILURES as error:
-            notes = dict.fromkeys(_first_sentence(str(note.message)) for note in said)
-            raise Unavailable("; ".join([_why(error), *notes][:4])) from error
+            notes = [_first_line(str(note.message)) for note in said]
+            notes = [note for note in dict.fromkeys(notes) if not note.endswith("because:")]
+            raise Unavailable("; ".join([_why(error), *notes[:2]])) from error
     wrong = over_budget(errors, truth) if truth else []
     if wrong:
         raise Unavailable("; ".join(wrong))
@@ -217,5 +218,6 @@ def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _first_sentence(text: str) -> str:
-    return " ".join(text.split("(Triggered")[0].split())[:160]
+def _first_line(text: str) -> str:
+    """A warning without where in C++ it comes from."""
+    return " ".join(text.split("(Triggered")[0].split())[:240]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import torch
@@ -63,11 +64,13 @@ def pin(
         path: Where to write; None for the package's own folder.
 
     Raises:
-        BenchmarkError: `device` is no GPU, or the commit is not known.
+        BenchmarkError: `device` is no GPU, or the commit is not known, or is none.
     """
     if not device.startswith("cuda"):
         raise BenchmarkError(f"a baseline is pinned on a GPU, got device {device!r}")
     commit = commit or _commit()
+    if not re.fullmatch(r"[0-9a-f]{7,64}( with changes)?", commit):
+        raise BenchmarkError(f"commit must be the hex digits of one, got {commit!r}")
     rows = measure_baseline(device, progress)
     facts = environment.device_facts(device)
     times: dict[str, dict[str, float]] = {str(length): {} for length in LENGTHS}

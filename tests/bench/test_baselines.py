@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
 from hf_attn_backends.bench import baselines, load_sdpa_baseline, verdict, verdicts
 from hf_attn_backends.bench.arms import SDPA_KERNELS
 from hf_attn_backends.bench.baselines import Baseline, read_baseline, write_baseline
+from hf_attn_backends.bench.pin import pin
 from hf_attn_backends.errors import BenchmarkError
 
 WHY = "RuntimeError: No available kernel."
@@ -91,19 +93,21 @@ def test_a_device_without_a_file_is_refused_with_the_command():
     assert "hf-attn bench --pin" in str(caught.value)
 
 
+@pytest.mark.parametrize("commit", ["HEAD", "main", "not a repo", "abc"])
+def test_a_commit_that_is_none_is_refused_before_anything_is_measured(commit):
+    with pytest.raises(BenchmarkError, match="hex digits"):
+        pin("cuda", commit=commit)
+
+
 def test_every_file_of_the_package_is_valid_and_named_after_its_device():
     for path in baselines.FOLDER.glob("*.json"):
         found = read_baseline(path)
         assert baselines.baseline_path(found.device) == path
-        assert found.commit
-        assert len(found.commit) >= 7
+        assert re.fullmatch(r"[0-9a-f]{40}( with changes)?", found.commit)
 
 
 def test_the_reference_device_is_pinned_without_efficient_attention():
-    if not baselines.baseline_path(baselines.REFERENCE_DEVICE).exists():
-        with pytest.raises(BenchmarkError, match="NVIDIA H200"):
-            load_sdpa_baseline()
-        return
+    assert baselines.pinned_devices() == [baselines.REFERENCE_DEVICE]
     times = load_sdpa_baseline()
     assert list(times) == ["512", "1024", "2048"]
     for kernels in times.values():
