@@ -59,7 +59,7 @@ def visibility_of(mask: Any, q_length: int, k_length: int) -> Visibility:
         )
     if seen.shape[-1] != k_length:
         seen = seen[..., :k_length]
-    if q_length not in (seen.shape[2], 1) or seen.shape[-1] not in (k_length, 1):
+    if seen.shape[2] not in (q_length, 1) or seen.shape[-1] not in (k_length, 1):
         raise _refused(
             f"attention_mask must end in ({q_length}, {k_length}) or longer keys, "
             f"got shape {tuple(mask.shape)}"

@@ -15,7 +15,7 @@ import torch
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-import hf_attn_backends  # noqa: E402, F401  (registers)
+import hf_attn_backends  # noqa: F401  (registers)
 
 KINDS = ("full", "causal", "window", "intervals", "dense")
 HEAD_DIMS = (16, 32)
@@ -37,6 +37,17 @@ TINY = {
     "eos_token_id": None,
     "sliding_window": None,
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_source_for_the_session():
+    """The gate's digest of the kernel sources, as of now: they may be edited while tests run."""
+    from hf_attn_backends import gate
+
+    digest = gate.kernel_source_hash()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate, "kernel_source_hash", lambda: digest)
+        yield
 
 
 @pytest.fixture(scope="session")
