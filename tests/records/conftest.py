@@ -100,13 +100,26 @@ def make_trainer(tmp_path: Path):
 
 
 @pytest.fixture
-def gate(home: Path) -> Path:
-    """An artifact that vouches for head_dim 16 in float32 on the CPU."""
+def write_gate(home: Path):
+    """Writes an artifact that vouches for head_dim 16 on a device."""
     from hf_attn_backends.gate import write_equivalence_gate
 
-    kinds = ["full", "causal", "window", "intervals", "dense"]
-    covered = [{"dtype": "float32", "head_dim": 16, "visibility": kinds}]
-    return write_equivalence_gate(tolerances={"from": "a test"}, shapes_covered=covered)
+    def write(device: str, *dtypes: str) -> Path:
+        kinds = ["full", "causal", "window", "intervals", "dense"]
+        covered = [{"dtype": each, "head_dim": 16, "visibility": kinds} for each in dtypes]
+        return write_equivalence_gate(
+            tolerances={"from": "a test"}, shapes_covered=covered, device=device
+        )
+
+    return write
+
+
+@pytest.fixture
+def gate(write_gate, kernel_device: str) -> Path:
+    """The CPU's artifact, for tests that run the kernel in the interpreter."""
+    if kernel_device != "cpu":
+        pytest.skip("the interpreter is off: this process compiles its kernels for a GPU")
+    return write_gate("cpu", "float32")
 
 
 @pytest.fixture

@@ -337,3 +337,30 @@ def test_a_compiled_model_is_judged_by_a_step_that_compiled_nothing(
     assert counts(record, "forward") == 1
     assert record.attention_executed["reason"].endswith("of step 2")
     assert record.flags["compile"] == "default"
+
+
+def test_launches_inside_a_compiled_graph_are_counted_as_they_run(
+    make_model, make_trainer, gate
+) -> None:
+    callback = AttentionBackendCallback()
+    trainer = make_trainer(
+        make_model("triton_fa2", num_hidden_layers=1), [callback], max_steps=3,
+        torch_compile=True, torch_compile_backend="aot_eager",
+    )  # fmt: skip
+    trainer.train()
+    record = callback.record
+    assert record.attention_verdict == "matched"
+    assert (counts(record, "forward"), counts(record, "backward")) == (3, 3)
+    assert "inside the compiled graph" in record.attention_executed["reading"]
+
+
+def test_lora_over_a_frozen_base(make_model, make_trainer, gate) -> None:
+    peft = pytest.importorskip("peft")
+    lora = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2)
+    model = peft.get_peft_model(make_model("triton_fa2"), lora)
+    callback = AttentionBackendCallback()
+    make_trainer(model, [callback], max_steps=1).train()
+    record = callback.record
+    assert (record.attention_verdict, record.attention_verified["decided_layers"]) == ("matched", 2)
+    assert record.model["model_type"] == "mistral"
+    assert (counts(record, "forward"), counts(record, "backward")) == (LAYERS, LAYERS)
