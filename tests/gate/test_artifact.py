@@ -1,0 +1,308 @@
+"""The artifact: accepted when nothing changed, refused with its own reason for everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hf_attn_backends import environment, gate
+from hf_attn_backends.call import CallClass
+from hf_attn_backends.errors import (
+    GateError,
+    GateInvalidError,
+    GateMissingError,
+    GateStaleError,
+)
+from hf_attn_backends.gate import sources, writer
+from hf_attn_backends.gate.artifact import canonical_digest
+
+SHAPES = [{"dtype": "torch.bfloat16", "head_dim": 64, "visibility": ["full", "causal"]}]
+
+
+@pytest.fixture
+def written(tmp_path):
+    return gate.write_equivalence_gate(
+        tolerances={"rule": "2x"}, shapes_covered=SHAPES, gate_dir=tmp_path
+    )
+
+
+def refusal(kind: type[GateError], folder, device: str = "cpu") -> str:
+    with pytest.raises(kind) as caught:
+        gate.require(device, folder)
+    assert type(caught.value) is kind
+    assert isinstance(caught.value, RuntimeError)
+    return str(caught.value)
+
+
+def edit(path, change, *, sign: bool = True) -> None:
+    """Change the document; with `sign`, make its own digest right again."""
+    document = json.loads(path.read_text())
+    change(document)
+    if sign:
+        document["sha256"] = canonical_digest(document)
+    path.write_text(json.dumps(document))
+
+
+def test_written_and_read_back(written, tmp_path):
+    artifact = gate.require("cpu", tmp_path)
+    assert artifact.path == written == gate.artifact_path("cpu", tmp_path)
+    assert artifact.coverage == {"bfloat16/d64/full", "bfloat16/d64/causal"}
+    assert artifact.covers(CallClass("bfloat16", 64, "causal"))
+    assert artifact.covers("bfloat16/d64/full")
+    assert not artifact.covers("bfloat16/d64/window")
+    assert not artifact.covers("bfloat16/d64/causal+softcap")
+    assert not artifact.covers(CallClass("float16", 64, "causal"))
+    assert artifact.head_dims() == artifact.head_dims("bfloat16") == {64}
+    assert artifact.head_dims("float32") == set()
+    assert artifact.kernel_source_sha256 == gate.kernel_source_hash()
+    assert artifact.environment == environment.fingerprint("cpu")
+    assert artifact.tolerances == {"rule": "2x"}
+    assert artifact.created.endswith("Z")
+    assert [p.name for p in tmp_path.iterdir()] == ["cpu.json"]  # no temporary file is left
+
+
+def test_default_folder_is_in_the_home(home):
+    path = gate.write_equivalence_gate(tolerances={}, shapes_covered=[])
+    assert path == home / "gate" / "cpu.json"
+    assert gate.require("cpu").coverage == frozenset()
+
+
+@pytest.mark.parametrize("shapes", [[(4, 32, 512, 128)], [[1, 2]], [{"seq": 5}], ()])
+def test_plain_user_data_states_no_head_dim(tmp_path, shapes):
+    gate.write_equivalence_gate(
+        tolerances={"bfloat16": {"atol": 1e-2}}, shapes_covered=shapes, gate_dir=tmp_path
+    )
+    artifact = gate.require("cpu", tmp_path)
+    assert artifact.head_dims() == set()
+    assert artifact.shapes_covered == json.loads(json.dumps(list(shapes)))
+
+
+def test_coverage_and_results(tmp_path):
+    found = {"variants": {"triton": {"tensors": {"dq": {"ratio": 0.5}, "dk": {"ratio": 0.1}}}}}
+    gate.write_equivalence_gate(
+        tolerances={}, shapes_covered=SHAPES, gate_dir=tmp_path,
+        coverage=[CallClass("float32", 80, "full"), "float16/d96/dense"],
+        results={"float32/d80/full": found},
+    )  # fmt: skip
+    artifact = gate.require("cpu", tmp_path)
+    assert artifact.coverage == {"float32/d80/full", "float16/d96/dense"}
+    assert artifact.classes["float32/d80/full"]["variants"] == found["variants"]
+    assert artifact.max_ratios() == {"dq": 0.5, "dk": 0.1}
+    summary = artifact.summary()
+    assert summary["status"] == "ok"
+    assert summary["head_dims"] == {"float16": [96], "float32": [80]}
+    assert summary["artifact_sha256"] == artifact.sha256
+    assert json.dumps(summary)
+
+
+@pytest.mark.parametrize("bad", [{"atol": float("nan")}, {"atol": float("inf")}, {"f": object()}])
+def test_only_strict_json_is_written(tmp_path, bad):
+    with pytest.raises(GateInvalidError, match="not JSON"):
+        gate.write_equivalence_gate(tolerances=bad, shapes_covered=[], gate_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_artifact(written, tmp_path, monkeypatch):
+    before = written.read_text()
+
+    def broken(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(OSError, match="disk full"):
+        gate.write_equivalence_gate(tolerances={"x": 1}, shapes_covered=[], gate_dir=tmp_path)
+    assert written.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["cpu.json"]
+
+
+def test_missing(tmp_path):
+    text = refusal(GateMissingError, tmp_path)
+    assert "equivalence gate" in text
+    assert "hf-attn gate --device cpu" in text
+    assert str(tmp_path / "cpu.json") in text
+
+
+def test_missing_for_this_kind_of_device(written, tmp_path):
+    """A CPU artifact never blesses a GPU."""
+    text = refusal(GateMissingError, tmp_path, "cuda")
+    assert "another device kind (cpu) proves nothing about cuda" in text
+
+
+def test_foreign_device(written, tmp_path):
+    written.rename(gate.artifact_path("cuda", tmp_path))
+    text = refusal(GateInvalidError, tmp_path, "cuda")
+    assert "was measured on cpu, this device is cuda" in text
+
+
+def test_device_kind_carries_the_capability(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment.driver, "gpus",
+                        lambda: (environment.driver.Gpu("H", (9, 0)),))  # fmt: skip
+    assert gate.device_kind("cuda:0") == "cuda-sm90"
+    assert gate.artifact_path("cuda", tmp_path).name == "cuda-sm90.json"
+    gate.write_equivalence_gate(tolerances={}, shapes_covered=[], gate_dir=tmp_path, device="cuda")
+    assert gate.require("cuda", tmp_path).device == "cuda-sm90"
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_truncated(written, tmp_path, keep):
+    text = written.read_text()
+    written.write_text(text[: int(len(text) * keep)])
+    assert "truncated or not JSON" in refusal(GateInvalidError, tmp_path)
+
+
+def test_not_a_number_is_not_json(written, tmp_path):
+    written.write_text(written.read_text().replace('"2x"', "NaN"))
+    assert "the token NaN is not JSON" in refusal(GateInvalidError, tmp_path)
+
+
+def test_other_json(written, tmp_path):
+    written.write_text("[1, 2]")
+    assert "not a gate artifact" in refusal(GateInvalidError, tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_unreadable(written, tmp_path):
+    written.chmod(0)
+    assert "cannot be read" in refusal(GateInvalidError, tmp_path)
+
+
+def test_a_folder_in_its_place(tmp_path):
+    gate.artifact_path("cpu", tmp_path).mkdir()
+    assert "cannot be read" in refusal(GateInvalidError, tmp_path)
+
+
+def test_hand_edited(written, tmp_path):
+    edit(written, lambda d: d["classes"].update({"float32/d8/full": {}}), sign=False)
+    text = refusal(GateInvalidError, tmp_path)
+    assert "was edited" in text
+    assert "--force" in text
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [(2, "schema 2, this version reads 1"), ("1", "got '1'"), (None, "got None"), (True, "True")],
+)
+def test_other_schema(written, tmp_path, schema, reason):
+    edit(written, lambda d: d.update(schema=schema))
+    assert reason in refusal(GateInvalidError, tmp_path)
+
+
+def test_missing_field(written, tmp_path):
+    edit(written, lambda d: d.pop("environment"))
+    assert "'environment' is missing" in refusal(GateInvalidError, tmp_path)
+
+
+def test_changed_source_names_both_digests_and_the_command(written, tmp_path, monkeypatch):
+    then = gate.kernel_source_hash()
+    monkeypatch.setattr(gate, "kernel_source_hash", lambda: "0" * 64)
+    text = refusal(GateStaleError, tmp_path)
+    assert "kernel source changed" in text
+    assert then in text
+    assert "0" * 64 in text
+    assert "hf-attn gate --device cpu" in text
+    monkeypatch.undo()
+    assert gate.require("cpu", tmp_path)  # no verdict was remembered
+
+
+def test_every_file_of_the_kernels_counts(tmp_path, monkeypatch):
+    """A changed byte, a new file and a renamed file change the digest; a cache does not."""
+    counted = {path.name for path in sources.kernel_sources()}
+    assert {
+        "ops.py",
+        "visibility.py",
+        "forward_kernels.py",
+        "reference.py",
+        "budgets.py",
+    } <= counted
+    package = tmp_path / "package"
+    for path in sources.kernel_sources():
+        copy = package / path.relative_to(sources._PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    original = gate.kernel_source_hash()
+    monkeypatch.setattr(sources, "_PACKAGE", package)
+    assert gate.kernel_source_hash() == original
+    seen = {original}
+    for change in (
+        lambda: (package / "kernels/visibility.py").write_text("# other"),
+        lambda: (package / "kernels/triton/new.py").write_text(""),
+        lambda: (package / "kernels/triton/new.py").rename(package / "kernels/triton/newer.py"),
+        lambda: (package / "reference.py").write_text(""),
+    ):
+        change()
+        assert gate.kernel_source_hash() not in seen
+        seen.add(gate.kernel_source_hash())
+    cache = package / "kernels" / "__pycache__"
+    cache.mkdir()
+    (cache / "ops.cpython-311.pyc").write_bytes(b"1")
+    assert gate.kernel_source_hash() in seen
+    assert len(original) == 64
+
+
+@pytest.mark.parametrize("part", ["torch", "triton", "python", "platform", "numpy"])
+def test_each_changed_part_of_the_environment_is_named(written, tmp_path, monkeypatch, part):
+    then = environment.fingerprint("cpu")
+    monkeypatch.setattr(environment, "fingerprint", lambda device: {**then, part: "other"})
+    text = refusal(GateStaleError, tmp_path)
+    assert f"environment changed: {part} was {then[part]!r}" in text
+    assert "is 'other' now" in text
+    assert text.count("environment changed") == 1
+    assert "kernel source changed" not in text
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "part"),
+    [("DISABLE_PTXAS_OPT", "1", "DISABLE_PTXAS_OPT was 'unset'"),
+     ("TRITON_INTERPRET", "1", "interpreter was 'off'")],
+)  # fmt: skip
+def test_a_codegen_variable_counts_on_a_gpu(tmp_path, monkeypatch, variable, value, part):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    gate.write_equivalence_gate(tolerances={}, shapes_covered=[], gate_dir=tmp_path, device="cuda")
+    monkeypatch.setenv(variable, value)
+    assert part in refusal(GateStaleError, tmp_path, "cuda")
+    monkeypatch.delenv(variable)
+    assert gate.require("cuda", tmp_path)
+
+
+def test_every_reason_at_once(written, tmp_path, monkeypatch):
+    then = environment.fingerprint("cpu")
+    monkeypatch.setattr(gate, "kernel_source_hash", lambda: "0" * 64)
+    monkeypatch.setattr(
+        environment, "fingerprint", lambda device: {**then, "torch": "9", "gpu": "new"}
+    )
+    text = refusal(GateStaleError, tmp_path)
+    for reason in ("kernel source changed", "torch was", "gpu was 'unset'"):
+        assert reason in text
+
+
+def test_writing_makes_calls_ask_anew(tmp_path, monkeypatch):
+    import sys
+    import types
+
+    asked = []
+    proof = types.SimpleNamespace(forget=lambda: asked.append(1))
+    monkeypatch.setitem(sys.modules, "hf_attn_backends.backends.proof", proof)
+    path = gate.write_equivalence_gate(tolerances={}, shapes_covered=[], gate_dir=tmp_path)
+    writer.withdraw(path)
+    assert len(asked) == 2
+    assert not path.exists()
+
+
+def test_commands():
+    assert gate.extend_command(112) == "hf-attn gate --head-dim 112"
+    assert gate.extend_command(112, "bfloat16") == "hf-attn gate --head-dim 112 --dtype bfloat16"
+    assert (
+        gate.extend_command(CallClass("float16", 80, "dense"), device="cuda:1")
+        == "hf-attn gate --device cuda --head-dim 80 --dtype float16 --visibility dense"
+    )
+    assert gate.extend_command("float16/d80/full").endswith("--visibility full")
+    assert gate.gate_command("cuda:1", "/g") == "hf-attn gate --device cuda --gate-dir /g"
+
+
+def test_class_names_are_read_back():
+    for name in ("bfloat16/d128/causal", "float32/d80/dense+sinks+softcap"):
+        assert str(gate.parse_class(name)) == name
+    with pytest.raises(GateInvalidError, match="bfloat16/d128/causal"):
+        gate.parse_class("bfloat16-128")
