@@ -83,7 +83,7 @@ def launch_backward(
         return dq.zero_(), dk.zero_(), dv.zero_()
     query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     grad_out, out = rows_contiguous(grad_out), rows_contiguous(out)
-    tiles = tiles or tiles_of(query)
+    tiles = tiles or tiles_of(query, visibility.kind)
     delta = torch.empty_like(lse)
     vis = visibility_arguments(visibility, lse)
     bd = block_d(head_dim)

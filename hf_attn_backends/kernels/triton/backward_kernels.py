@@ -68,7 +68,6 @@ def accumulate_dkdv(
 
     Rows beyond `q_len` are read as 0 and add 0, so they need no mask.
     """
-    cols = n0 + tl.arange(0, BN)
     for m0 in tl.range(lo, hi, BM, num_stages=STAGES):
         rows = m0 + tl.arange(0, BM)
         q = load_rows(q_base, b, h, m0, q_len, stride_qm, BM, HEAD_DIM, BD, True, WIDE, TMA)
@@ -78,9 +77,11 @@ def accumulate_dkdv(
             start, end = row_interval(
                 rows, b, q_len, k_len, window, intervals_ptr, stride_ib, stride_im, KIND
             )
+            offs_m = tl.arange(0, BM)[None, :]
+            offs_n = tl.arange(0, BN)[:, None]
             seen = visible_tile(
-                start[None, :], end[None, :], rows[None, :], cols[:, None],
-                mask_base, stride_mm, stride_mn, KIND == "dense",
+                start[None, :], end[None, :], n0 + offs_n, mask_base, m0, n0, offs_m, offs_n,
+                stride_mm, stride_mn, KIND == "dense",
             )  # fmt: skip
             pt = tl.where(seen, pt, 0.0)
         grad = load_rows(grad_base, b, h, m0, q_len, stride_gm, BM, HEAD_DIM, BD, True, WIDE, TMA)
@@ -162,9 +163,9 @@ def _attn_bwd_dkdv_kernel(
 @triton.jit
 def accumulate_dq(
     dq, q, grad, lse2, delta, k_base, v_base, b, kv, stride_kn, stride_vn, lo, hi, k_len,
-    start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
-    BN: tl.constexpr, HEAD_DIM: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr,
-    DENSE: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+    start, end, mask_base, m0, stride_mm, stride_mn, qk_scale,
+    BM: tl.constexpr, BN: tl.constexpr, HEAD_DIM: tl.constexpr, BD: tl.constexpr,
+    MASKED: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add the keys `[lo, hi)` to the query tile's gradient."""
@@ -174,10 +175,11 @@ def accumulate_dq(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         p = tl.math.exp2(s * qk_scale - lse2[:, None])
         if MASKED:
-            cols = n0 + tl.arange(0, BN)
+            offs_m = tl.arange(0, BM)[:, None]
+            offs_n = tl.arange(0, BN)[None, :]
             seen = visible_tile(
-                start[:, None], end[:, None], rows[:, None], cols[None, :],
-                mask_base, stride_mm, stride_mn, DENSE,
+                start[:, None], end[:, None], n0 + offs_n, mask_base, m0, n0, offs_m, offs_n,
+                stride_mm, stride_mn, DENSE,
             )  # fmt: skip
             p = tl.where(seen, p, 0.0)
         dp = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
@@ -229,20 +231,20 @@ def _attn_bwd_dq_kernel(
     if KIND == "window" or KIND == "intervals":
         dq = accumulate_dq(
             dq, q, grad, lse2, delta, k_base, v_base, b, kv, stride_kn, stride_vn, lo, full_lo,
-            k_len, start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
-            BN, HEAD_DIM, BD, True, False, WIDE, TMA, PRECISION, STAGES,
+            k_len, start, end, mask_base, m0, stride_mm, stride_mn, qk_scale,
+            BM, BN, HEAD_DIM, BD, True, False, WIDE, TMA, PRECISION, STAGES,
         )  # fmt: skip
     if KIND != "dense":
         dq = accumulate_dq(
             dq, q, grad, lse2, delta, k_base, v_base, b, kv, stride_kn, stride_vn,
-            full_lo, full_hi, k_len, start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
-            BN, HEAD_DIM, BD, False, False, WIDE, TMA, PRECISION, STAGES,
+            full_lo, full_hi, k_len, start, end, mask_base, m0, stride_mm, stride_mn, qk_scale,
+            BM, BN, HEAD_DIM, BD, False, False, WIDE, TMA, PRECISION, STAGES,
         )  # fmt: skip
     dq = accumulate_dq(
         dq, q, grad, lse2, delta, k_base, v_base, b, kv, stride_kn, stride_vn,
-        tl.maximum(full_lo, full_hi), hi, k_len, start, end, mask_base, rows,
+        tl.maximum(full_lo, full_hi), hi, k_len, start, end, mask_base, m0,
         stride_mm, stride_mn, qk_scale,
-        BN, HEAD_DIM, BD, True, KIND == "dense", WIDE, TMA, PRECISION, STAGES,
+        BM, BN, HEAD_DIM, BD, True, KIND == "dense", WIDE, TMA, PRECISION, STAGES,
     )  # fmt: skip
     dq_base = head_base(dq_ptr, b, h, stride_dqb, stride_dqh, False)
     store_rows(dq_base, m0, q_len, stride_dqm, dq * scale, BM, HEAD_DIM, BD, WIDE)

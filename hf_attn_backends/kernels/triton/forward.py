@@ -58,7 +58,7 @@ def launch_forward(
         )
         return out.copy_(wider), lse
     query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
-    tile = tile or tiles_of(query).forward
+    tile = tile or tiles_of(query, visibility.kind).forward
     vis = visibility_arguments(visibility, lse)
     tiles_m = triton.cdiv(q_len, tile.block_m)
     with on_device(query):

@@ -24,19 +24,21 @@ from hf_attn_backends.kernels.triton.visibility_kernels import (
 @triton.jit
 def online_softmax(
     acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn, lo, hi, k_len,
-    start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
-    BN: tl.constexpr, HEAD_DIM: tl.constexpr, BD: tl.constexpr, MASKED: tl.constexpr,
-    DENSE: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    start, end, mask_base, m0, stride_mm, stride_mn, qk_scale,
+    BM: tl.constexpr, BN: tl.constexpr, HEAD_DIM: tl.constexpr, BD: tl.constexpr,
+    MASKED: tl.constexpr, DENSE: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys `[lo, hi)` into the running output, denominator and maximum."""
     for n0 in tl.range(lo, hi, BN, num_stages=STAGES):
         k = load_rows(k_base, b, kv, n0, k_len, stride_kn, BN, HEAD_DIM, BD, MASKED, WIDE, False)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
-            cols = n0 + tl.arange(0, BN)
+            offs_m = tl.arange(0, BM)[:, None]
+            offs_n = tl.arange(0, BN)[None, :]
             seen = visible_tile(
-                start[:, None], end[:, None], rows[:, None], cols[None, :],
-                mask_base, stride_mm, stride_mn, DENSE,
+                start[:, None], end[:, None], n0 + offs_n, mask_base, m0, n0, offs_m, offs_n,
+                stride_mm, stride_mn, DENSE,
             )  # fmt: skip
             s = tl.where(seen, s, float("-inf"))
         peak_new = tl.maximum(peak, tl.max(s, 1) * qk_scale)
@@ -99,20 +101,20 @@ def _attn_fwd_kernel(
     if KIND == "window" or KIND == "intervals":
         acc, denom, peak = online_softmax(
             acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn, lo, full_lo, k_len,
-            start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
-            BN, HEAD_DIM, BD, True, False, WIDE, PRECISION, STAGES,
+            start, end, mask_base, m0, stride_mm, stride_mn, qk_scale,
+            BM, BN, HEAD_DIM, BD, True, False, WIDE, PRECISION, STAGES,
         )  # fmt: skip
     if KIND != "dense":
         acc, denom, peak = online_softmax(
             acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn, full_lo, full_hi,
-            k_len, start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
-            BN, HEAD_DIM, BD, False, False, WIDE, PRECISION, STAGES,
+            k_len, start, end, mask_base, m0, stride_mm, stride_mn, qk_scale,
+            BM, BN, HEAD_DIM, BD, False, False, WIDE, PRECISION, STAGES,
         )  # fmt: skip
     acc, denom, peak = online_softmax(
         acc, denom, peak, q, k_base, v_base, b, kv, stride_kn, stride_vn,
         tl.maximum(full_lo, full_hi), hi, k_len,
-        start, end, mask_base, rows, stride_mm, stride_mn, qk_scale,
-        BN, HEAD_DIM, BD, True, KIND == "dense", WIDE, PRECISION, STAGES,
+        start, end, mask_base, m0, stride_mm, stride_mn, qk_scale,
+        BM, BN, HEAD_DIM, BD, True, KIND == "dense", WIDE, PRECISION, STAGES,
     )  # fmt: skip
 
     some = denom > 0.0

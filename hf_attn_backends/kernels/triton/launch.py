@@ -98,12 +98,12 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-def tiles_of(tensor: Tensor) -> TileSet:
-    """The tile table's entry for a query `[B, H, M, D]`."""
+def tiles_of(tensor: Tensor, kind: str) -> TileSet:
+    """The tile table's entry for a query `[B, H, M, D]` and a kind of visibility."""
     if INTERPRETED:
         return tiles_for(None, tensor.shape[-1], tensor.element_size())
     capability = _capability(tensor.device.index)
-    return tiles_for(capability, tensor.shape[-1], tensor.element_size())
+    return tiles_for(capability, tensor.shape[-1], tensor.element_size(), kind)
 
 
 def block_d(head_dim: int) -> int:

@@ -35,25 +35,25 @@ INTERPRETER = TileSet(Tile(64, 32, 4, 1), Tile(32, 64, 4, 1), Tile(64, 32, 4, 1)
 # fp32 uses IEEE products on the FP32 units: small tiles, no tensor cores.
 _FP32 = {
     64: TileSet(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
-    128: TileSet(Tile(32, 32, 4, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    256: TileSet(Tile(16, 32, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+    128: TileSet(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    256: TileSet(Tile(16, 32, 8, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
 }
 
 _LARGE = {  # sm_90, sm_100
     64: TileSet(Tile(128, 128, 8, 3), Tile(64, 128, 8, 3), Tile(128, 64, 8, 3)),
     # Measured on an H200 at 4x4096 and 1x16384 (bench/results/h200-tiles.json).
     128: TileSet(Tile(128, 64, 8, 3), Tile(64, 64, 4, 2), Tile(128, 64, 8, 3)),
-    256: TileSet(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
+    256: TileSet(Tile(128, 32, 8, 2), Tile(32, 32, 8, 2), Tile(64, 32, 8, 2)),
 }
 
 _AMPERE = {  # sm_80
-    64: TileSet(Tile(128, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
-    128: TileSet(Tile(128, 64, 8, 3), Tile(32, 128, 8, 2), Tile(64, 64, 8, 2)),
+    64: TileSet(Tile(128, 64, 4, 3), Tile(64, 32, 8, 2), Tile(64, 64, 8, 2)),
+    128: TileSet(Tile(128, 64, 8, 3), Tile(32, 64, 8, 2), Tile(64, 64, 8, 2)),
     256: TileSet(Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
 }
 
 _SMALL = {  # sm_86, sm_89, sm_120
-    64: TileSet(Tile(128, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    64: TileSet(Tile(128, 64, 4, 2), Tile(64, 32, 8, 2), Tile(64, 64, 8, 2)),
     128: TileSet(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
     256: TileSet(Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
 }
@@ -61,17 +61,24 @@ _SMALL = {  # sm_86, sm_89, sm_120
 _BY_CAPABILITY = {(8, 0): _AMPERE, (9, 0): _LARGE, (10, 0): _LARGE, (10, 3): _LARGE}
 
 
-def tiles_for(capability: tuple[int, int] | None, head_dim: int, itemsize: int) -> TileSet:
+def tiles_for(
+    capability: tuple[int, int] | None, head_dim: int, itemsize: int, kind: str = "causal"
+) -> TileSet:
     """The tiles for one device, head dim and dtype.
 
     Args:
         capability: CUDA compute capability, or None for the interpreter.
         head_dim: `D`; looked up at the next of 64, 128 and 256.
         itemsize: Bytes per element of query, key and value.
+        kind: Of visibility. A dense mask is loaded beside the keys: half the rows keep it, and
+            the scores, in registers.
     """
     if capability is None:
         return INTERPRETER
     block_d = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
     if itemsize == 4:
         return _FP32[block_d]
-    return _BY_CAPABILITY.get(capability, _SMALL)[block_d]
+    tiles = _BY_CAPABILITY.get(capability, _SMALL)[block_d]
+    if kind == "dense":
+        return tiles._replace(forward=tiles.forward._replace(block_m=64, warps=8))
+    return tiles

@@ -35,12 +35,19 @@ def row_interval(
 
 
 @triton.jit
-def visible_tile(start, end, rows, cols, mask_base, stride_mm, stride_mn, DENSE: tl.constexpr):
-    """Which of a tile's pairs are seen; the four index tiles broadcast against each other."""
+def visible_tile(
+    start, end, cols, mask_base, m0, n0, local_rows, local_cols, stride_mm, stride_mn,
+    DENSE: tl.constexpr,
+):  # fmt: skip
+    """Which pairs of the tile at `(m0, n0)` are seen; the index tiles broadcast to its shape.
+
+    The mask is read at a scalar base plus 32-bit offsets: a tile of 64-bit pointers would spill.
+    """
     seen = (cols >= start) & (cols < end)
     if DENSE:
-        ptrs = mask_base + rows.to(tl.int64) * stride_mm + cols.to(tl.int64) * stride_mn
-        seen = seen & (tl.load(ptrs, mask=seen, other=0) != 0)
+        base = mask_base + tl.cast(m0, tl.int64) * stride_mm + tl.cast(n0, tl.int64) * stride_mn
+        offsets = local_rows * stride_mm + local_cols * stride_mn
+        seen = seen & (tl.load(base + offsets, mask=seen, other=0) != 0)
     return seen
 
 
