@@ -18,7 +18,8 @@ from hf_attn_backends.call import AttentionCall
 
 _LIBRARY = torch.library.Library("hf_attn_backends_witness", "DEF")
 _LIBRARY.define(
-    "tally(Tensor(a!) ticket, str backend, str variant, str phase, str call_class) -> ()"
+    "tally(Tensor(a!) ticket, Tensor? after, str backend, str variant, str phase, "
+    "str call_class) -> ()"
 )
 _TICKET = torch.zeros((), dtype=torch.int64)
 _MAX_NAMES = 4096
@@ -26,7 +27,9 @@ _MAX_NAMES = 4096
 _names: dict[int, tuple[AttentionCall, str]] = {}
 
 
-def _tally(ticket: Tensor, backend: str, variant: str, phase: str, call_class: str) -> None:
+def _tally(
+    ticket: Tensor, after: Tensor | None, backend: str, variant: str, phase: str, call_class: str
+) -> None:
     if phase == "substituted":
         witness.count_substitution(backend, variant, call_class)
     else:
@@ -77,13 +80,13 @@ def with_backward_counted(
 
 def counted_in_graph(out: Tensor, backend: str, name: str, variant: str = "torch") -> Tensor:
     """The same inside a traced graph, where the compiled code counts each time it runs."""
-    _OPERATOR(_TICKET, backend, variant, "forward", name)
+    _OPERATOR(_TICKET, None, backend, variant, "forward", name)
     return _CountBackward.apply(out, backend, variant, name) if out.requires_grad else out
 
 
 def substituted_in_graph(requested: str, served: str, name: str) -> None:
     """Count, each time the compiled code runs, that `served` stands in for `requested`."""
-    _OPERATOR(_TICKET, requested, served, "substituted", name)
+    _OPERATOR(_TICKET, None, requested, served, "substituted", name)
 
 
 class _CountBackward(torch.autograd.Function):
@@ -97,7 +100,8 @@ class _CountBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         backend, variant, name = ctx.launch
-        _OPERATOR(_TICKET, backend, variant, "backward", name)
+        # It takes the gradient, or the partitioner would move it into the forward graph.
+        _OPERATOR(_TICKET, gradients[0], backend, variant, "backward", name)
         return gradients[0], None, None, None
 
 

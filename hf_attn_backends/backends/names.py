@@ -79,7 +79,9 @@ def unknown(asked: object, origin: str, names: Iterable[str] = ALL_BACKENDS) -> 
     """
     names = sorted({*names, AUTO})
     text = f"unknown backend '{asked}' (from the {origin})"
-    nearest = difflib.get_close_matches(str(asked).lower(), names, n=1, cutoff=0.5)
+    low = str(asked).strip().lower()
+    nearest = difflib.get_close_matches(low, names, n=1, cutoff=0.5)
+    nearest = nearest or [name for name in names if len(low) > 2 and name.startswith(low)]
     works = f"the known names are {', '.join(names)}"
     reason = (
         f"no backend has that name; did you mean '{nearest[0]}'?"

@@ -77,6 +77,7 @@ def load_verdict(device: str | None, gate_dir: Path | None, dims: ModelDims | No
     except GateError as error:
         # The command is the verdict's fix, so that it is not said twice where reasons are listed.
         reason, _, command = str(error).partition("\n  to fix it: ")
+        reason = reason.replace("\n  ", "\n     ")  # it will stand in a list of reasons
         return GateVerdict((reason,), type(error), fix=command or None)
     summary = artifact.summary()
     if dims is None or dims.head_dim is None:

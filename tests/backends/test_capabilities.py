@@ -32,7 +32,7 @@ CHANGES = {
     "sinks": ({"sinks": True}, "sinks"),
     "bias": ({"visibility": "dense", "bias": True}, "additive"),
     "dropout": ({"dropout_p": 0.1}, "dropout"),
-    "both": ({"dropout_p": 0.1, "softcap": 2.0}, "softcap"),
+    "both": ({"dropout_p": 0.1, "softcap": 2.0}, ""),
     "grad": ({"needs_grad": True}, "gradients"),
     "no cache": ({"has_cache": False}, "KV cache"),
     "decode": ({"q_len": 1}, ""),
