@@ -60,9 +60,9 @@ def _lay_out(tensor: Tensor, layout: str) -> Tensor:
     if layout == "plain":
         return tensor
     b, h, m, d = tensor.shape
-    if layout == "strided":  # a slice of a wider projection: [B, M, H, D + 8] memory
-        wide = tensor.new_zeros(b, m, h, d + 8)[..., :d].transpose(1, 2)
-        return wide.copy_(tensor)
+    if layout in ("strided", "skewed"):  # a slice of a wider projection: [B, M, H, D + 16] memory
+        wide = tensor.new_zeros(b, m, h, d + (16 if layout == "strided" else 8))
+        return wide[..., :d].transpose(1, 2).copy_(tensor)
     return tensor.transpose(2, 3).contiguous().transpose(2, 3)
 
 
