@@ -72,8 +72,8 @@ def launch_backward(
         cast = [t.to(dtype) for t in (grad_out, query, key, value, out)]
         grads = launch_backward(*cast, lse, visibility, scale, need_dq=need_dq, need_dkdv=need_dkdv)
         return grads[0].to(query.dtype), grads[1].to(query.dtype), grads[2].to(query.dtype)
-    nothing = query.new_empty(0)
-    dq = dk = dv = nothing
+    # Three tensors, not one: outputs of an operator must not alias each other.
+    dq, dk, dv = query.new_empty(0), query.new_empty(0), query.new_empty(0)
     if need_dq:
         dq = query.new_empty(batch, q_len, heads, head_dim).transpose(1, 2)
     if need_dkdv:
