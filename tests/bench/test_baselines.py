@@ -107,7 +107,7 @@ def test_every_file_of_the_package_is_valid_and_named_after_its_device():
 
 
 def test_the_reference_device_is_pinned_without_efficient_attention():
-    assert baselines.pinned_devices() == [baselines.REFERENCE_DEVICE]
+    assert baselines.REFERENCE_DEVICE in baselines.pinned_devices()
     times = load_sdpa_baseline()
     assert list(times) == ["512", "1024", "2048"]
     for kernels in times.values():

@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Fill README's tables from the files that measurements left, so that no number is typed.
+
+python scripts/readme_tables.py [--check]
+
+A table stands between `<!-- table: NAME -->` and `<!-- end: NAME -->`. One whose file is absent
+reads `not run`, with the command that makes the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
+PEERS = RESULTS / "h200-peers.json"
+FINETUNE = RESULTS / "h200-finetune-40.json"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write README, or with `--check` say whether it is what it would be; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="readme_tables.py", description="Fill README's tables.")
+    parser.add_argument("--check", action="store_true", help="1 if README is out of date")
+    args = parser.parse_args(argv)
+    readme = ROOT / "README.md"
+    old = readme.read_text()
+    new = filled(old)
+    if args.check:
+        print("README's tables are up to date" if new == old else "README's tables are out of date")
+        return int(new != old)
+    readme.write_text(new)
+    return 0
+
+
+def filled(text: str) -> str:
+    """README's text with every table made anew."""
+    for name, make in TABLES.items():
+        block = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end: {name} -->)", re.DOTALL)
+        if not block.search(text):
+            raise ValueError(f"README has no table {name!r}")
+        made = make()
+        text = block.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+    return text
+
+
+def matrix() -> str:
+    """The support matrix, out of the capability table."""
+    from hf_attn_backends.doctor import support_matrix
+
+    return support_matrix().strip()
+
+
+def baseline() -> str:
+    """The pinned times of SDPA."""
+    from hf_attn_backends.bench.baselines import load_baseline
+
+    found = load_baseline()
+    lengths = list(found.median_ms)
+    lines = [_line(["ms", *(f"4x{length}" for length in lengths)]), _rule(len(lengths) + 1)]
+    for kernel in found.median_ms[lengths[0]]:
+        values = (found.median_ms[length][kernel] for length in lengths)
+        lines.append(_line([kernel, *("NaN" if ms != ms else f"{ms:.3f}" for ms in values)]))
+    lines.append("")
+    lines.append(
+        f"{found.device}, torch {found.torch}, driver {found.driver}, {found.date}, "
+        f"commit {found.commit[:12]}; {found.timing}."
+    )
+    return "\n".join(lines)
+
+
+def peers() -> str:
+    """TFLOP/s of every peer, forward and backward, graph replays."""
+    content = _read(PEERS)
+    if content is None:
+        return "not run (`hf-attn bench --peers --json FILE` on an H200 makes it)"
+    lines = []
+    for phase in ("forward", "backward"):
+        rows = [r for r in content["rows"] if r["phase"] == phase and r["mode"] == "graph"]
+        shapes = list(dict.fromkeys(row["shape"] for row in rows))
+        lines += [_line([f"{phase}, TFLOP/s", *shapes]), _rule(len(shapes) + 1)]
+        for arm in dict.fromkeys(row["arm"] for row in rows):
+            found = {row["shape"]: row["tflops"] for row in rows if row["arm"] == arm}
+            cells = ("NaN" if found.get(s) is None else f"{found[s]:.0f}" for s in shapes)
+            lines.append(_line([arm, *cells]))
+        lines.append("")
+    versions, device = content["versions"], content["device"]
+    lines.append(
+        f"{device['name']}, driver {device['driver']}, torch {versions['torch']}, "
+        f"triton {versions['triton']}, {content['date']}: `{content['command']}`"
+    )
+    return "\n".join(lines)
+
+
+def finetune() -> str:
+    """What the 40-step runs differ by, beside the floor."""
+    content = _read(FINETUNE)
+    if content is None:
+        return "not run (needs an H200; the commands are below)"
+    head = ["runs, 40 steps", "loss max d", "loss mean d", "grad norm max d", "grad norm mean d"]
+    lines = [_line(head), _rule(len(head))]
+    for kind, rows in (("floor: ", content["floor"]), ("", content["comparisons"])):
+        for row in rows:
+            figures = (
+                f"{row[series][key]:.2e}"
+                for series in ("loss", "grad_norm")
+                for key in ("max_abs", "mean_abs")
+            )
+            lines.append(_line([kind + " / ".join(row["runs"]), *figures]))
+    lines.append("")
+    lines += [f"Verdict: {row['verdict']}." for row in content["comparisons"]]
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "matrix": matrix,
+    "baseline": baseline,
+    "peers": peers,
+    "finetune": finetune,
+}
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _rule(columns: int) -> str:
+    return "|" + " --- |" * columns
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
