@@ -122,6 +122,8 @@ class RunSession:
         stopped = merged.verdict == "mismatch"
         self._write("interrupted" if stopped else "first_step", merged, [self.watch.result()[1]])
         if not stopped:
+            if self._rank == 0:  # trackers close their runs before the end row is written
+                trackers.mirror(self.record, self._args)
             return
         atexit.unregister(self.interrupted)
         raise ExecutionMismatchError(

@@ -39,7 +39,7 @@ def same_backend(decided: str, seen: str) -> bool:
 
 def judge(
     decided: str,
-    layers: int,
+    needed: int,
     counts: Mapping[Launch, int],
     *,
     window: str,
@@ -49,8 +49,8 @@ def judge(
 
     Args:
         decided: The resolved backend.
-        layers: Attention modules that must each have launched it at least once; 0 where a model
-            may leave some of its modules out (a vision tower without an image).
+        needed: Forward launches that the window cannot do without: one a layer and micro-batch,
+            or 0 where a model may leave modules out (a vision tower without an image).
         counts: Launches seen in the window.
         window: What was watched, for the reason: `the first micro-batch`.
         blind: Why nothing could be seen, or None.
@@ -62,14 +62,15 @@ def judge(
     served = sum(n for name, n in forward.items() if same_backend(decided, name))
     others = {name: n for name, n in forward.items() if not same_backend(decided, name)}
     besides = "".join(f"; {name} launched {n}" for name, n in sorted(others.items()))
-    if served and served >= layers:
+    if served and served >= needed:
         return Verdict("matched", f"{served} forward launches of {decided} in {window}{besides}")
     if blind is not None:
         return Verdict("not_observed", blind)
     if served:
         return Verdict(
             "mismatch",
-            f"only {served} forward launches of {decided} for {layers} layers in {window}{besides}",
+            f"only {served} forward launches of {decided} in {window}, which needs {needed}"
+            + besides,
         )
     if others or counted_by_witness(decided):
         return Verdict("mismatch", f"no launch of {decided} in {window}{besides}")

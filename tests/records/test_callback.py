@@ -172,7 +172,7 @@ def test_a_layer_that_skips_the_kernel_is_seen_though_its_name_is_right(
         return attention.o_proj(attention.q_proj(hidden_states)), None
 
     attention.forward = elsewhere
-    reason = "only 1 forward launches of triton_fa2 for 2 layers"
+    reason = "only 1 forward launches of triton_fa2 in step 1, which needs 2"
     with pytest.raises(ExecutionMismatchError, match=reason):
         make_trainer(model, [AttentionBackendCallback()]).train()
 

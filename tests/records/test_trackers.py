@@ -99,6 +99,22 @@ def test_a_tracker_without_a_live_run_is_left_alone(fake, make_record) -> None:
     trackers.mirror(make_record(), SimpleNamespace(report_to=None))
 
 
+def test_a_run_mirrors_its_launch_its_first_step_and_its_end(
+    fake, make_model, make_trainer
+) -> None:
+    said = []
+
+    class Run(Config):
+        def update(self, values: dict, allow_val_change: bool = False) -> None:
+            said.append(values["attention/verdict"])
+
+    fake("wandb", run=SimpleNamespace(config=Run()))
+    trainer = make_trainer(make_model("sdpa"), [AttentionBackendCallback()])
+    trainer.args.report_to = ["wandb"]
+    trainer.train()
+    assert said == ["not_observed", "matched", "matched"]
+
+
 def test_a_failing_tracker_is_said_once_and_training_goes_on(
     fake, make_model, make_trainer, caplog
 ) -> None:
