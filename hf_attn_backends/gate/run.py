@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from hf_attn_backends import environment, gate
 from hf_attn_backends.call import CallClass
-from hf_attn_backends.errors import GateFailedError, GateInvalidError
+from hf_attn_backends.errors import GateFailedError, GateInvalidError, compose
 from hf_attn_backends.gate.artifact import Artifact, artifact_path, device_kind, parse_class
 from hf_attn_backends.gate.attend import Attend
 from hf_attn_backends.gate.budgets import TOLERANCES
@@ -87,12 +87,22 @@ def run_gate(
     Returns:
         The result; see `passed`, `failures` and `check()`. A failing class writes nothing, and
         an artifact that vouched for it is withdrawn.
+
+    Raises:
+        GateFailedError: The sources changed meanwhile, or a GPU is asked of the interpreter.
     """
     began = time.perf_counter()
     device = str(environment.default_device() if device is None else device)
     asked = default_grid(device) if classes is None else [
         parse_class(item) if isinstance(item, str) else item for item in classes
     ]  # fmt: skip
+    if device.startswith("cuda") and attend is None and os.environ.get("TRITON_INTERPRET") == "1":
+        reasons = [
+            "TRITON_INTERPRET=1 is set: kernels are interpreted, and never launched on a GPU"
+        ]
+        raise GateFailedError(
+            compose(f"{device} cannot be measured", reasons, fix="unset TRITON_INTERPRET")
+        )
     result = GateResult(device=device_kind(device))
     write = write and attend is None
     with _only_one(device, gate_dir) if write else contextlib.nullcontext():

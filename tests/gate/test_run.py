@@ -140,6 +140,13 @@ def test_sources_that_change_meanwhile_prove_nothing(tmp_path, measured, monkeyp
     assert not gate.artifact_path("cpu", tmp_path).exists()
 
 
+def test_a_gpu_is_not_measured_by_the_interpreter(tmp_path, measured, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(GateFailedError, match="unset TRITON_INTERPRET"):
+        gate.run_gate("cuda", gate_dir=tmp_path)
+    assert measured.seen == []
+
+
 def test_many_ranks_measure_once(tmp_path, measured):
     """The first takes the lock; the others wait and reuse its artifact."""
     results: list[GateResult] = []
