@@ -1,4 +1,4 @@
-"""Mutants of the real kernel, and a stand-in for it that is right."""
+"""Mutants of the real kernel, a stand-in that is right, and artifacts without measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import pytest
 import torch
 
 import hf_attn_backends
+from hf_attn_backends import gate
+from hf_attn_backends.gate import run
 from hf_attn_backends.gate.attend import Attended, from_launches
+from hf_attn_backends.gate.results import ClassResult, VariantResult
 from hf_attn_backends.reference import attention_reference_grads
 
 KERNELS = Path(hf_attn_backends.__file__).parent / "kernels" / "triton"
@@ -62,3 +65,45 @@ def right(inputs) -> Attended:
 @pytest.fixture
 def right_attend():
     return right
+
+
+SHAPES = [{"dtype": "torch.bfloat16", "head_dim": 64, "visibility": ["full", "causal"]}]
+
+
+@pytest.fixture
+def written(tmp_path):
+    return gate.write_equivalence_gate(
+        tolerances={"rule": "2x"}, shapes_covered=SHAPES, gate_dir=tmp_path
+    )
+
+
+def passing(name: str) -> ClassResult:
+    result = ClassResult(name=name)
+    tensors = {"out": {"error": 1e-3, "budget": 2e-3, "ratio": 0.5, "metric": "max", "case": "odd"}}
+    result.variants["triton"] = VariantResult(cases=3, yardsticks=["sdpa"], tensors=tensors)
+    return result
+
+
+def failing(name: str) -> ClassResult:
+    result = passing(name)
+    result.add_failure("dk", "error", "odd", "triton", "has max error 1.0 over its budget 0.1")
+    return result
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replace the workers by an instant answer; notes what was measured."""
+    seen: list[str] = []
+    answers: dict[str, ClassResult] = {}
+
+    def fake(classes, device, jobs, done):
+        results = [answers.get(str(one)) or passing(str(one)) for one in classes]
+        seen.extend(str(one) for one in classes)
+        for result in results:
+            done(result)
+        return results
+
+    monkeypatch.setattr(run, "measure_in_workers", fake)
+    fake.seen, fake.answers = seen, answers
+    fake.fail = lambda name: answers.update({name: failing(name)})
+    return fake

@@ -8,52 +8,12 @@ import sys
 import threading
 
 import pytest
-import torch
 
 from hf_attn_backends import gate
 from hf_attn_backends.call import CallClass
 from hf_attn_backends.errors import GateFailedError, GateMissingError
 from hf_attn_backends.gate import run, workers
-from hf_attn_backends.gate.command import asked_classes
 from hf_attn_backends.gate.results import ClassResult, GateResult
-from hf_attn_backends.kernels.visibility import KINDS
-
-
-def passing(name: str) -> ClassResult:
-    result = ClassResult(name=name)
-    tensors = {"out": {"error": 1e-3, "budget": 2e-3, "ratio": 0.5, "metric": "max", "case": "odd"}}
-    result.variants["triton"] = run_variant(tensors)
-    return result
-
-
-def run_variant(tensors):
-    from hf_attn_backends.gate.results import VariantResult
-
-    return VariantResult(cases=3, yardsticks=["sdpa"], tensors=tensors)
-
-
-def failing(name: str) -> ClassResult:
-    result = passing(name)
-    result.add_failure("dk", "error", "odd", "triton", "has max error 1.0 over its budget 0.1")
-    return result
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """Replace the workers by an instant answer; notes what was measured."""
-    seen: list[str] = []
-    answers: dict[str, ClassResult] = {}
-
-    def fake(classes, device, jobs, done):
-        results = [answers.get(str(one)) or passing(str(one)) for one in classes]
-        seen.extend(str(one) for one in classes)
-        for result in results:
-            done(result)
-        return results
-
-    monkeypatch.setattr(run, "measure_in_workers", fake)
-    fake.seen, fake.answers = seen, answers
-    return fake
 
 
 def test_default_grids_have_what_the_project_promises():
@@ -105,13 +65,13 @@ def test_what_has_gone_stale_is_not_carried_over(tmp_path, measured, monkeypatch
 def test_failure_writes_nothing_and_withdraws_what_vouched(tmp_path, measured):
     both = ["float32/d16/full", "float32/d16/causal"]
     gate.run_gate("cpu", classes=both, gate_dir=tmp_path)
-    measured.answers["float32/d32/full"] = failing("float32/d32/full")
+    measured.fail("float32/d32/full")
     result = gate.run_gate("cpu", classes=["float32/d32/full"], gate_dir=tmp_path)
     assert not result.passed
     assert gate.require("cpu", tmp_path).coverage == set(both)  # it says nothing about d32
     with pytest.raises(GateFailedError, match="over its budget"):
         result.check()
-    measured.answers["float32/d16/full"] = failing("float32/d16/full")
+    measured.fail("float32/d16/full")
     gate.run_gate("cpu", classes=both, gate_dir=tmp_path, force=True)
     with pytest.raises(GateMissingError):
         gate.require("cpu", tmp_path)
@@ -215,88 +175,6 @@ def test_worker_environment(monkeypatch):
     assert "TRITON_INTERPRET" not in workers.worker_environment("cuda")
     assert workers.worker_count("cpu", 1) == 1
     assert 1 <= workers.worker_count("cuda", 50) <= 16
-
-
-def arguments(*words: str):
-    import argparse
-
-    from hf_attn_backends.gate import command
-
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return parser.parse_args(list(words))
-
-
-@pytest.mark.parametrize(
-    ("words", "want"),
-    [
-        (["--head-dim", "112", "--dtype", "bfloat16"], {f"bfloat16/d112/{k}" for k in KINDS}),
-        (
-            ["--head-dim", "24", "--head-dim", "40", "--dtype", "float16", "--visibility", "full"],
-            {"float16/d24/full", "float16/d40/full"},
-        ),
-        (
-            ["--dtype", "bfloat16", "--visibility", "dense"],
-            {"bfloat16/d64/dense", "bfloat16/d128/dense"},
-        ),
-    ],
-)
-def test_options_name_classes(words, want, tmp_path):
-    args = arguments("--gate-dir", str(tmp_path), *words)
-    assert {str(one) for one in asked_classes(args, "cpu")} == want
-
-
-def test_a_plain_run_restores_what_was_covered_before(tmp_path, measured, monkeypatch):
-    gate.run_gate("cpu", classes=["float32/d112/full"], gate_dir=tmp_path)
-    monkeypatch.setattr(gate, "kernel_source_hash", lambda: "1" * 64)
-    args = arguments("--gate-dir", str(tmp_path))
-    asked = {str(one) for one in asked_classes(args, "cpu")}
-    assert "float32/d112/full" in asked
-    assert len(asked) == 46
-
-
-def cli(capsys, *words: str):
-    from hf_attn_backends.cli import main
-
-    code = main(["gate", *words])
-    return code, *capsys.readouterr()
-
-
-def test_command_measures_then_finds_it_proven(tmp_path, measured, capsys):
-    words = ("--device", "cpu", "--gate-dir", str(tmp_path), "--head-dim", "16")
-    words += ("--dtype", "float32", "--visibility", "full")
-    code, out, _ = cli(capsys, *words)
-    assert code == 0
-    for part in ("float32/d16/full", "triton", "1.0e-03  50%", "passed", "cpu.json"):
-        assert part in out
-    code, out, _ = cli(capsys, *words)
-    assert code == 0
-    assert "already covers all 1 classes" in out
-    assert measured.seen == ["float32/d16/full"]
-    code, out, _ = cli(capsys, *words, "--force", "--json")
-    assert code == 0
-    assert json.loads(out)["classes"]["float32/d16/full"]["status"] == "passed"
-
-
-def test_command_fails_with_every_failure(tmp_path, measured, capsys):
-    measured.answers["float32/d16/full"] = failing("float32/d16/full")
-    words = ("--device", "cpu", "--gate-dir", str(tmp_path), "--head-dim", "16")
-    words += ("--dtype", "float32", "--visibility", "full")
-    code, out, _ = cli(capsys, *words)
-    assert code == 1
-    assert "FAILED" in out
-    assert "dk has max error 1.0 over its budget 0.1" in out
-    assert "no artifact was written" in out
-    code, out, _ = cli(capsys, *words, "--json")
-    assert code == 1
-    assert json.loads(out)["failures"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_command_without_the_device(capsys):
-    code, _, err = cli(capsys, "--device", "cuda")
-    assert code == 1
-    assert "no CUDA device" in err
 
 
 @pytest.mark.gpu
