@@ -12,24 +12,16 @@ change of it traces anew), the environment variable and the gate's verdict are t
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hf_attn_backends import witness
-from hf_attn_backends.backends import proof, tracing
-from hf_attn_backends.backends.base import AttentionBackend
-from hf_attn_backends.backends.counting import count_forward, with_backward_counted
+from hf_attn_backends.backends import tracing
+from hf_attn_backends.backends.execution import execute, keep, make_plan, plans, signature_of
 from hf_attn_backends.backends.factory import backend_of
+from hf_attn_backends.backends.masks import visibility_of
 from hf_attn_backends.backends.names import AUTO, ENVIRONMENT_VARIABLE
-from hf_attn_backends.backends.planning import (
-    DEFAULT_ORDER,
-    Plan,
-    explicit_plan,
-    preferred_plan,
-    served_reasons,
-)
+from hf_attn_backends.backends.planning import DEFAULT_ORDER, served_reasons
 from hf_attn_backends.backends.scope import (
     ATTN_BACKEND,
     BackendLike,
@@ -39,7 +31,7 @@ from hf_attn_backends.backends.scope import (
     in_context,
 )
 from hf_attn_backends.call import AttentionCall
-from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
+from hf_attn_backends.kernels.visibility import Visibility
 
 __all__ = [
     "ATTN_BACKEND",
@@ -51,9 +43,6 @@ __all__ = [
     "run_call",
     "served_reasons",
 ]
-
-_MAX_PLANS = 4096
-_plans: dict[tuple[object, ...], Plan] = {}
 
 
 def attention(
@@ -113,7 +102,7 @@ def attention(
     if torch.compiler.is_compiling():
         return tracing.run(
             tracing.name_of(backend), query, key, value,
-            _visibility(query, key, attn_mask, is_causal, window), scale, softcap, sinks,
+            visibility_of(query, key, attn_mask, is_causal, window), scale, softcap, sinks,
             dropout_p, kv_cache is not None, bias,
         )  # fmt: skip
     if backend is not None:
@@ -123,19 +112,19 @@ def attention(
         chosen = stack[-1] if stack else None
     preference = os.environ.get(ENVIRONMENT_VARIABLE) if chosen is None else None
     signature = (
-        _signature(chosen, preference, query, key, value, dropout_p),
+        signature_of(chosen, preference, query, key, value, dropout_p),
         None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
         is_causal, window, softcap, None if sinks is None else sinks.shape, kv_cache is None,
     )  # fmt: skip
-    plan = _plans.get(signature)
+    plan = plans.get(signature)
     if plan is None:
         call = AttentionCall.of(
             query, key, value, attn_mask, is_causal, window=window, softcap=softcap, sinks=sinks,
             dropout_p=dropout_p, kv_cache=kv_cache,
         )  # fmt: skip
-        plan = _keep(signature, _plan(chosen, preference, call))
-    visibility = _visibility(query, key, attn_mask, is_causal, window)
-    return _execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, bias)
+        plan = keep(signature, make_plan(chosen, preference, call))
+    visibility = visibility_of(query, key, attn_mask, is_causal, window)
+    return execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, bias)
 
 
 def run_call(
@@ -181,75 +170,15 @@ def run_call(
     chosen = stack[-1] if stack else None if auto else backend_of(default_backend, "config")
     preference = os.environ.get(ENVIRONMENT_VARIABLE) if auto else None
     signature = (
-        _signature(chosen, preference, query, key, value, dropout_p),
+        signature_of(chosen, preference, query, key, value, dropout_p),
         visibility.kind, visibility.window, softcap, None if sinks is None else sinks.shape,
         has_cache,
     )  # fmt: skip
-    plan = _plans.get(signature)
+    plan = plans.get(signature)
     if plan is None:
         call = AttentionCall.of(
             query, key, value, softcap=softcap, sinks=sinks, dropout_p=dropout_p,
             kv_cache=has_cache or None, visibility=visibility,
         )  # fmt: skip
-        plan = _keep(signature, _plan(chosen, preference, call))
-    return _execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, None)
-
-
-def _signature(
-    chosen: AttentionBackend | None, preference: str | None, query: Tensor, key: Tensor,
-    value: Tensor, dropout_p: float,
-) -> tuple[object, ...]:  # fmt: skip
-    grad = query.requires_grad or key.requires_grad or value.requires_grad
-    # By id: a plan holds its backend, so that the id is not reused while the plan is kept.
-    return (
-        None if chosen is None else id(chosen), preference, grad and torch.is_grad_enabled(),
-        query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
-        query.device, key.device, value.device, dropout_p,
-    )  # fmt: skip
-
-
-def _plan(chosen: AttentionBackend | None, preference: str | None, call: AttentionCall) -> Plan:
-    if chosen is not None:
-        return explicit_plan(chosen, call)
-    wanted = as_backend(preference, "environment") if preference else None
-    return preferred_plan(wanted, call)
-
-
-def _keep(signature: tuple[object, ...], plan: Plan) -> Plan:
-    if len(_plans) >= _MAX_PLANS:
-        _plans.clear()
-    _plans[signature] = plan
-    return plan
-
-
-def _execute(
-    plan: Plan, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale, softcap,
-    sinks, dropout_p, bias,
-) -> Tensor:  # fmt: skip
-    if plan.requested is not None:
-        witness.count_substitution(plan.requested, plan.backend.name, plan.call_class)
-    options: dict[str, Any] = {} if bias is None else {"bias": bias}
-    backend, foreign = plan.backend, not plan.backend.counts_itself
-    if foreign:
-        count_forward(backend.name, plan.call, "plugin")
-    out = backend.forward(
-        query, key, value, plan.call, visibility=visibility, scale=scale, softcap=softcap,
-        sinks=sinks, dropout_p=dropout_p, **options,
-    )  # fmt: skip
-    return with_backward_counted(out, backend.name, plan.call, "plugin") if foreign else out
-
-
-def _visibility(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None
-) -> Visibility:
-    if attn_mask is None or attn_mask.is_floating_point():
-        if not is_causal:
-            return FULL
-        return CAUSAL if window is None else Visibility(causal=True, window=window)
-    if attn_mask.dtype == torch.int32:
-        return Visibility(intervals=attn_mask.expand(query.shape[0], -1, -1))
-    mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-    return Visibility(dense=mask.expand(*mask.shape[:2], query.shape[2], key.shape[2]))
-
-
-proof.on_forget(_plans.clear)
+        plan = keep(signature, make_plan(chosen, preference, call))
+    return execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, None)

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import sys
 from collections.abc import Mapping
 
 from hf_attn_backends import environment
-from hf_attn_backends.backends import machine, proof
+from hf_attn_backends.backends import proof
 from hf_attn_backends.backends.base import BackendReport, ProbeContext
 from hf_attn_backends.backends.decision import (
     Decision,
     context_of,
     device_name,
-    report_on,
     reports,
 )
 from hf_attn_backends.backends.factory import AttentionBackendFactory
@@ -28,11 +25,10 @@ from hf_attn_backends.backends.names import (
     ALL_BACKENDS,
     AUTO,
     OUR_KERNELS,
-    RequestedName,
     parse,
     unknown,
 )
-from hf_attn_backends.errors import BackendRefusedError, compose
+from hf_attn_backends.backends.resolving import resolve, resolve_foreign
 
 __all__ = [
     "ALL_BACKENDS",
@@ -50,8 +46,6 @@ TRITON_FA2_GATE_MODULE = proof.TRITON_FA2_GATE_MODULE
 
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.INFO)  # a decision is always emitted; without handlers INFO prints nothing
-
-_FLASH_NAME = re.compile(r"^flash_attention_(\d+)$")
 
 Requested = str | Mapping[str, str | None] | None
 
@@ -125,14 +119,16 @@ def decide(
         raise unknown(requested, origin, AttentionBackendFactory.list_registered())
     name = parse(requested)
     if name.plain in AttentionBackendFactory.list_registered():
-        return _decide_backend(name, origin, context)
-    if name.plain == AUTO:
+        resolved, reason = resolve(name, origin, context)
+    elif name.plain == AUTO:
+        resolved = AUTO
         reason = "auto: every call is dispatched by capability, steered by context and environment"
-        return _decided(requested, origin, AUTO, (reason,), context)
-    if name.hub:
+    elif name.hub:
+        resolved = requested
         reason = f"{requested} is a kernel of the hub: passed through, not probed and not gated"
-        return _decided(requested, origin, requested, (reason,), context)
-    return _decide_foreign(name, origin, context)
+    else:
+        resolved, reason = resolve_foreign(name, origin)
+    return _decided(requested, origin, resolved, (reason,), context)
 
 
 def banner_value(
@@ -158,64 +154,6 @@ def banner_value(
             decision, origin=origin, device=device, gate_dir=gate_dir, model_config=model_config
         )
     return decision.banner(environment.device_facts(device_name(device)))
-
-
-def _decide_backend(name: RequestedName, origin: str, context: ProbeContext) -> Decision:
-    report = report_on(name.plain, context)
-    refusals, error = list(report.refusals), report.error
-    if name.plain not in ALL_BACKENDS and report.available and not _registered_with_host(name):
-        refusals.append(
-            f"{name.plain} is a plug-in for single calls, transformers does not know it: load with "
-            f"attn_implementation='auto' and run under attn_backend('{name.plain}')"
-        )
-    if name.paged and name.plain in OUR_KERNELS:
-        error = BackendRefusedError
-        refusals.insert(
-            0,
-            f"{name.plain} does not read the block tables of continuous batching, "
-            "which is what paged|… asks for",
-        )
-    if refusals:
-        message = compose(
-            f"attn_implementation '{name.asked}' (from the {origin}) is refused",
-            refusals,
-            works="attn_implementation='sdpa', or None",
-            fix=report.fix,
-        )
-        if issubclass(error, BackendRefusedError):
-            raise error(message, refusals)
-        raise error(message)
-    # transformers 5.17 needs the prefix to choose its paged functions.
-    resolved = f"paged|{name.plain}" if name.paged else name.plain
-    return _decided(name.asked, origin, resolved, (report.reason,), context)
-
-
-def _decide_foreign(name: RequestedName, origin: str, context: ProbeContext) -> Decision:
-    """A name that is none of ours: another flash version, or one that a third party registered."""
-    flash = _FLASH_NAME.match(name.plain)
-    if not _registered_with_host(name) and not flash:
-        raise unknown(name.asked, origin, AttentionBackendFactory.list_registered())
-    if flash and machine.version_of(f"flash-attn-{flash[1]}") is None:
-        reason = (
-            f"{name.plain} needs the distribution flash-attn-{flash[1]}, which is not installed in "
-            "this environment (transformers would quietly load a hub kernel in its place)"
-        )
-        message = compose(
-            f"attn_implementation '{name.asked}' (from the {origin}) is refused",
-            [reason],
-            works="attn_implementation='sdpa', or None",
-            fix=f"pip install flash-attn-{flash[1]}",
-        )
-        raise BackendRefusedError(message, [reason])
-    reason = f"{name.asked} is registered with transformers by others: not probed and not gated"
-    return _decided(name.asked, origin, name.asked, (reason,), context)
-
-
-def _registered_with_host(name: RequestedName) -> bool:
-    """Whether transformers, if it is loaded, has an attention function under this name."""
-    host = sys.modules.get("transformers.modeling_utils")
-    functions = getattr(host, "ALL_ATTENTION_FUNCTIONS", None)
-    return functions is not None and name.plain in functions.valid_keys()
 
 
 def _decided(

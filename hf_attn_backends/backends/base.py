@@ -1,11 +1,8 @@
-"""The contract of a backend: what a probe reports, and how a backend is asked and called."""
+"""The contract of a backend: how it is asked what it can serve, and how it is called."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -14,64 +11,12 @@ from torch import Tensor
 from hf_attn_backends.backends import capabilities, machine, proof
 from hf_attn_backends.backends.capabilities import CAPABILITIES, Capability
 from hf_attn_backends.backends.dims import ModelDims
+from hf_attn_backends.backends.probe import BackendReport, ProbeContext
 from hf_attn_backends.call import AttentionCall
-from hf_attn_backends.errors import BackendRefusedError, SelectionError
+from hf_attn_backends.errors import BackendRefusedError
+from hf_attn_backends.kernels.visibility import FULL, Visibility
 
-
-@dataclass(frozen=True, slots=True)
-class BackendReport:
-    """What a probe found.
-
-    Attributes:
-        name: The backend.
-        available: Whether it can serve here.
-        reason: Why, one sentence, never empty; where it cannot: the first of `refusals`.
-        refusals: Every reason against it, in the order structural, environment, gate.
-        fix: The command that removes the last of them that can be removed, or None.
-        gate: The artifact's summary where the gate was asked and has a valid one.
-        error: The exception class that a request for it raises.
-    """
-
-    name: str
-    available: bool
-    reason: str
-    refusals: tuple[str, ...] = ()
-    fix: str | None = None
-    gate: dict | None = None
-    error: type[SelectionError] = BackendRefusedError
-
-    def as_dict(self) -> dict[str, object]:
-        """For `--json` and the run's record."""
-        return {
-            "name": self.name,
-            "available": self.available,
-            "reason": self.reason,
-            "refusals": list(self.refusals),
-            "fix": self.fix,
-        }
-
-
-@dataclass(frozen=True)
-class ProbeContext:
-    """What a probe is asked about: a device, where artifacts are, and maybe a model.
-
-    One context is one moment: the gate is asked at most once through it, whatever number of
-    backends need it.
-    """
-
-    device: str = "cpu"
-    gate_dir: Path | None = None
-    dims: ModelDims | None = None
-
-    @cached_property
-    def torch_device(self) -> torch.device:
-        """The device, parsed; raises RuntimeError for a name that torch does not know."""
-        return torch.device(self.device)
-
-    @cached_property
-    def gate_verdict(self) -> proof.GateVerdict:
-        """What the gate says, verified against the disk once for this context."""
-        return proof.load_verdict(self.device, self.gate_dir, self.dims)
+__all__ = ["AttentionBackend", "BackendReport", "ProbeContext"]
 
 
 class AttentionBackend(ABC):
@@ -153,7 +98,18 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, **kwargs: object
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: AttentionCall,
+        *,
+        visibility: Visibility = FULL,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        dropout_p: float = 0.0,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Compute attention.
 
@@ -162,9 +118,12 @@ class AttentionBackend(ABC):
             key: `[B, G, N, D]`.
             value: `[B, G, N, E]`.
             call: The call's description; it was found servable.
-            **kwargs: `visibility` (`Visibility`), `scale` (float or None: `D ** -0.5`),
-                `softcap` (float or None), `sinks` (`[H]` or None), `dropout_p` (float), `bias`
-                (additive mask, broadcastable to `[B, H, M, N]`, or None).
+            visibility: Which keys each row sees.
+            scale: Factor of the scores; None: `D ** -0.5`.
+            softcap: `c` in `c * tanh(scores / c)`, or None.
+            sinks: `[H]` logits that join each head's denominator, or None.
+            dropout_p: Probability of dropping a weight.
+            bias: Additive mask, broadcastable to `[B, H, M, N]`; passed only where there is one.
 
         Returns:
             `[B, H, M, E]`, any strides; zeros for rows that see nothing.

@@ -108,7 +108,7 @@ CAPABILITIES: dict[str, Capability] = {
     "flex_attention": Capability(softcap=True, sinks=True, backward=("cuda",)),
     "triton_fa2": Capability(**_TRITON),
     "triton_decode": Capability(**_TRITON, backward=(), cache_only=True),
-    # Dense decode alone, sm_90; it is here for the matrix, its refusals are structural.
+    # Dense decode alone; here for the matrix, its refusals are structural.
     "flashmla": Capability(
         devices=("cuda",),
         min_capability=(9, 0),
@@ -129,9 +129,11 @@ def call_refusals(name: str, capability: Capability, call: AttentionCall) -> lis
     reasons = []
     device, dtype = call.device.type, dtype_name(call.dtype)
     if device not in capability.devices:
-        reasons.append(f"{name} runs on {_either(capability.devices)}, the call is on {device}")
+        reasons.append(f"{name} runs on {' or '.join(capability.devices)}, the call is on {device}")
     if dtype not in capability.dtypes:
-        reasons.append(f"{name} computes in {_either(capability.dtypes)}, the call is in {dtype}")
+        reasons.append(
+            f"{name} computes in {' or '.join(capability.dtypes)}, the call is in {dtype}"
+        )
     if not capability.takes_head_dim(call.head_dim):
         reasons.append(
             f"{name} has kernels for head_dim {capability.head_dims_text()}, "
@@ -158,13 +160,11 @@ def call_refusals(name: str, capability: Capability, call: AttentionCall) -> lis
         for feature, present in asked.items()
         if present and not getattr(capability, feature)
     ]
-    reasons += [
-        f"{name} cannot serve {one} together with {other} in one call"
-        for one, other in capability.exclusive
-        if asked[one] and asked[other]
-    ]
+    for one, other in capability.exclusive:
+        if asked[one] and asked[other]:
+            reasons.append(f"{name} cannot serve {one} together with {other} in one call")
     if call.needs_grad and device not in capability.backward:
-        where = f"on {_either(capability.backward)} only" if capability.backward else "nowhere"
+        where = f"on {' or '.join(capability.backward)} only" if capability.backward else "nowhere"
         reasons.append(f"{name} has a backward pass {where}, the call on {device} needs gradients")
     if capability.cache_only and not call.has_cache:
         reasons.append(f"{name} serves calls with a KV cache only, the call comes without one")
@@ -197,7 +197,3 @@ _FEATURES = {
     "bias": "an additive mask (pass a bool attn_mask where it only hides keys)",
     "dropout": "dropout of attention weights",
 }
-
-
-def _either(names: tuple[str, ...]) -> str:
-    return " or ".join(names)

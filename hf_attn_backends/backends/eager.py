@@ -47,9 +47,9 @@ class EagerBackend(AttentionBackend):
         groups, k_len = key.shape[1], key.shape[2]
         if k_len == 0:
             return no_keys(query, value)
-        scale = head_dim**-0.5 if scale is None else scale
+        factor = head_dim**-0.5 if scale is None else scale
         by_group = query.unflatten(1, (groups, heads // groups))
-        scores = (by_group @ key.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * scale
+        scores = (by_group @ key.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * factor
         scores = scores if scores.dtype == torch.float64 else scores.float()
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)

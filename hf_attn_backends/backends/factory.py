@@ -57,7 +57,7 @@ class BrokenBackend(AttentionBackend):
         return []
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, **kwargs: object
+        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, **kwargs: Any
     ) -> Tensor:
         """Refuses, for those who call it without asking."""
         raise CallRefusedError(compose(f"{self.name} cannot serve", [self.reason]), [self.reason])

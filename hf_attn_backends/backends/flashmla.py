@@ -8,6 +8,8 @@ support GQA now". So which contract fails depends on the model; no GPU changes i
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -75,7 +77,7 @@ class FlashMLABackend(AttentionBackend):
         )
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, **kwargs: object
+        self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, **kwargs: Any
     ) -> Tensor:
         """Refuses, for those who call it without asking."""
         reasons = self.refusals(call)

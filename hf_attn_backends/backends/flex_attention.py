@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -54,14 +55,11 @@ class FlexBackend(AttentionBackend):
             # It looks at requires_grad and not at whether a graph is being built.
             query, key, value = query.detach(), key.detach(), value.detach()
 
-        def capped(score, batch, head, row, column):
-            return softcap * torch.tanh(score / softcap)
-
         out: Any = _flex(query.device.type)(
             query,
             key,
             value,
-            score_mod=None if softcap is None else capped,
+            score_mod=None if softcap is None else _capped_at(softcap),
             block_mask=_block_mask(visibility, query, key),
             scale=scale,
             enable_gqa=query.shape[1] != key.shape[1],
@@ -91,21 +89,15 @@ def _block_mask(visibility: Visibility, query: Tensor, key: Tensor) -> Any:
         return None
     if visibility.causal:
         return _scalar_block_mask(visibility.window, q_len, k_len, query.device)
-    rows, dense = visibility.intervals, visibility.dense
-    if rows is not None:
-        batches, heads = rows.shape[0], 1
-
-        def seen(batch, head, row, column):
-            return (column >= rows[batch, row, 0]) & (column < rows[batch, row, 1])
-    elif dense is not None:
+    batches = heads = None  # None: the same for all
+    if visibility.intervals is not None:
+        seen = _between(visibility.intervals)
+        batches = visibility.intervals.shape[0]
+    else:
+        dense: Any = visibility.dense
         # Zero strides of a broadcast mask are kept: it is indexed, not copied.
-        mask = dense.expand(query.shape[0], query.shape[1], q_len, k_len)
-        batches = 1 if dense.shape[0] == 1 else query.shape[0]
-        heads = 1 if dense.shape[1] == 1 else query.shape[1]
-
-        def seen(batch, head, row, column):
-            return mask[batch, head, row, column]
-
+        seen = _where(dense.expand(query.shape[0], query.shape[1], q_len, k_len))
+        batches, heads = dense.shape[:2]
     return create_block_mask(
         seen,
         None if batches == 1 else batches,
@@ -114,6 +106,27 @@ def _block_mask(visibility: Visibility, query: Tensor, key: Tensor) -> Any:
         k_len,
         device=query.device.type,
     )
+
+
+def _capped_at(softcap: float) -> Callable[..., Tensor]:
+    def capped(score, batch, head, row, column):
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+def _between(intervals: Tensor) -> Callable[..., Tensor]:
+    def seen(batch, head, row, column):
+        return (column >= intervals[batch, row, 0]) & (column < intervals[batch, row, 1])
+
+    return seen
+
+
+def _where(mask: Tensor) -> Callable[..., Tensor]:
+    def seen(batch, head, row, column):
+        return mask[batch, head, row, column]
+
+    return seen
 
 
 @lru_cache(maxsize=16)

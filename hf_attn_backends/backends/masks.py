@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hf_attn_backends.kernels.visibility import Visibility, intervals_of
+from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility, intervals_of
 
 # The last mask that was written, with what it was written from: the layers of a model ask for the
 # same one in turn. One entry, so that at most one mask is kept alive.
@@ -61,3 +61,17 @@ def no_keys(query: Tensor, value: Tensor) -> Tensor:
     """The output of a call without keys: zeros `[B, H, M, E]`, on the query's autograd graph."""
     batch, heads, q_len, _ = query.shape
     return query[..., :0].sum(-1, keepdim=True).expand(batch, heads, q_len, value.shape[-1])
+
+
+def visibility_of(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None
+) -> Visibility:
+    """`attention`'s mask arguments as visibility; an additive mask is the caller's to apply."""
+    if attn_mask is None or attn_mask.is_floating_point():
+        if not is_causal:
+            return FULL
+        return CAUSAL if window is None else Visibility(causal=True, window=window)
+    if attn_mask.dtype == torch.int32:
+        return Visibility(intervals=attn_mask.expand(query.shape[0], -1, -1))
+    mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    return Visibility(dense=mask.expand(*mask.shape[:2], query.shape[2], key.shape[2]))

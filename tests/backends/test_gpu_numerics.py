@@ -1,0 +1,146 @@
+"""On a GPU: FLASH, CUDNN, EFFICIENT, MATH, flex, triton and flash-attn against the fp64 oracle.
+
+Budget: twice eager's error in the same dtype plus one rounding of the largest value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hf_attn_backends import gate, witness
+from hf_attn_backends.backends import backend_of
+from hf_attn_backends.backends.planning import reasons_against
+from hf_attn_backends.call import AttentionCall, dtype_name
+from hf_attn_backends.dispatch import attention
+from hf_attn_backends.kernels.visibility import KINDS
+from hf_attn_backends.reference import attention_reference
+
+pytestmark = pytest.mark.gpu
+
+B, H, G, D = 2, 6, 2, 64
+
+
+def make(dtype, q_len=130, k_len=130, heads=H, groups=G):
+    return [
+        torch.randn(B, n, rows, D, device="cuda").to(dtype).transpose(1, 2).requires_grad_()
+        for rows, n in ((heads, q_len), (groups, k_len), (groups, k_len))
+    ]
+
+
+def options_of(kind, q_len, k_len):
+    if kind == "intervals":
+        first = torch.randint(0, k_len, (B, q_len), device="cuda")
+        end = torch.minimum(first + torch.randint(0, k_len, (B, q_len), device="cuda"),
+                            torch.tensor(k_len, device="cuda"))  # fmt: skip
+        return {"attn_mask": torch.stack([first, end], -1).int()}
+    if kind == "dense":
+        mask = torch.rand(B, 1, q_len, k_len, device="cuda") > 0.4
+        mask[:, :, :5] = False  # rows that see nothing
+        return {"attn_mask": mask}
+    return {
+        "full": {},
+        "causal": {"is_causal": True},
+        "window": {"is_causal": True, "window": 40},
+    }[kind]
+
+
+def compare(name, leaves, options, around=contextlib.nullcontext):
+    """Assert that out and gradients are within budget, and that `name` is what ran."""
+    witness.reset()
+    with around():
+        out = attention(*leaves, backend=name, **options)
+        weights = torch.randn_like(out)
+        grads = torch.autograd.grad((out * weights).sum(), leaves)
+    torch.cuda.synchronize()
+    assert {launch.backend for launch in witness.snapshot()} == {name}
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    want, _ = attention_reference(*exact, **options)
+    wanted = torch.autograd.grad((want * weights.double()).sum(), exact)
+    plain = attention(*leaves, backend="eager", **options)
+    yard = torch.autograd.grad((plain * weights).sum(), leaves)
+    labels = ("out", "dq", "dk", "dv")
+    for label, mine, ours, true in zip(
+        labels, (out, *grads), (plain, *yard), (want, *wanted), strict=True
+    ):
+        assert torch.isfinite(mine).all(), f"{name} {label} is not finite"
+        error = (mine.double() - true).abs().max().item()
+        allowed = 2 * (ours.double() - true).abs().max().item()
+        allowed += torch.finfo(mine.dtype).eps * true.abs().max().item()
+        assert error <= allowed, f"{name} {label}: error {error:.2e} over {allowed:.2e}"
+
+
+SDPA_KERNELS = [
+    ("FLASH_ATTENTION", "full"), ("FLASH_ATTENTION", "causal"),
+    ("CUDNN_ATTENTION", "full"), ("CUDNN_ATTENTION", "causal"), ("CUDNN_ATTENTION", "dense"),
+    ("EFFICIENT_ATTENTION", "dense"), ("EFFICIENT_ATTENTION", "window"),
+    ("MATH", "full"), ("MATH", "causal"), ("MATH", "window"), ("MATH", "dense"),
+    ("MATH", "intervals"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "kind"), SDPA_KERNELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_each_of_sdpas_kernels(kernel, kind, dtype):
+    compare(
+        "sdpa", make(dtype), options_of(kind, 130, 130),
+        lambda: sdpa_kernel(getattr(SDPBackend, kernel)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("lengths", [(130, 130), (65, 193), (1, 77), (193, 65)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sdpa_by_pytorchs_own_choice(kind, lengths, dtype):
+    compare("sdpa", make(dtype, *lengths), options_of(kind, *lengths))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flex_compiled(kind):
+    compare("flex_attention", make(torch.bfloat16), options_of(kind, 130, 130))
+
+
+@pytest.mark.parametrize("lengths", [(65, 193), (193, 65)])
+def test_flex_with_other_lengths_softcap_and_sinks(lengths):
+    options = options_of("causal", *lengths)
+    more = {"softcap": 2.0, "sinks": torch.randn(H, device="cuda").bfloat16()}
+    compare("flex_attention", make(torch.bfloat16, *lengths), {**options, **more})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_triton_fa2(kind, dtype, home):
+    gate.write_equivalence_gate(
+        tolerances={}, shapes_covered=[], device="cuda",
+        coverage=[f"{dtype_name(dtype)}/d{D}/{kind}"],
+    )  # fmt: skip
+    compare("triton_fa2", make(dtype), options_of(kind, 130, 130))
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flash_attention_3"])
+@pytest.mark.parametrize("lengths", [(130, 130), (65, 193), (193, 65)])
+@pytest.mark.parametrize("kind", ["full", "causal", "window"])
+def test_flash_attn_where_it_is_installed(name, kind, lengths):
+    leaves, options = make(torch.bfloat16, *lengths), options_of(kind, *lengths)
+    call = AttentionCall.of(*leaves, **options)
+    reasons = reasons_against(backend_of(name), call)
+    if reasons:
+        pytest.skip(reasons[0])
+    try:
+        compare(name, leaves, options)
+    except NotImplementedError as error:  # a build of FlashAttention-3 without its backward pass
+        pytest.skip(f"{name}: {error}")
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_rows_that_see_nothing_are_zero(name):
+    leaves = make(torch.bfloat16)
+    options = options_of("dense", 130, 130)
+    out = attention(*leaves, backend=name, **options)
+    assert (out[:, :, :5] == 0).all()
+    out.sum().backward()
+    assert (leaves[0].grad[:, :, :5] == 0).all()
+    assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
