@@ -104,7 +104,7 @@ def _block_mask(visibility: Visibility, query: Tensor, key: Tensor) -> Any:
         None if heads == 1 else heads,
         q_len,
         k_len,
-        device=query.device.type,
+        device=str(query.device),
     )
 
 
@@ -133,8 +133,12 @@ def _where(mask: Tensor) -> Callable[..., Tensor]:
 def _scalar_block_mask(window: int | None, q_len: int, k_len: int, device: torch.device) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
+    # Tensors and not Python numbers: those would be guarded, and each length compiled anew.
+    offset = torch.tensor(k_len - q_len, device=device)
+    width = torch.tensor(k_len + q_len if window is None else window, device=device)
+
     def seen(batch, head, row, column):
-        last = row + (k_len - q_len)
-        return (column <= last) if window is None else (column <= last) & (column > last - window)
+        last = row + offset
+        return (column <= last) & (column > last - width)
 
     return create_block_mask(seen, None, None, q_len, k_len, device=str(device))

@@ -181,7 +181,7 @@ def test_the_environment_can_say_auto_or_nothing(qkv, monkeypatch):
 
 def test_get_backend_without_anything():
     assert get_backend(use_default=False) is None
-    assert get_backend() == "sdpa"
+    assert get_backend().name in ("sdpa", "flash_attention_2")  # the latter where installed
 
 
 def test_forward_only_takes_no_gradient(qkv):
