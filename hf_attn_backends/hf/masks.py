@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
 from hf_attn_backends.hf import families
@@ -58,6 +57,9 @@ class _Place:
 
     def written_out(self, begin: int = 0, length: int | None = None) -> Tensor:
         """The boolean mask `[B, 1, M, N]`, or `length` rows of it from `begin` on."""
+        # not above: importing that module is what registers this one
+        from transformers.masking_utils import sdpa_mask
+
         arguments: dict[str, Any] = dict(  # sdpa_mask's own hints say int for q_offset
             batch_size=self.batch_size,
             q_length=self.q_length if length is None else length,
@@ -74,6 +76,17 @@ class _Place:
         mask: Any = sdpa_mask(**arguments)
         return mask
 
+    def keys(self) -> Tensor | None:
+        """The padding mask `[B, N]` of the keys at hand; keys that are still to come are hidden."""
+        if self.attention_mask is None:
+            return None
+        end = self.kv_offset + self.kv_length
+        missing = end - self.attention_mask.shape[-1]
+        mask = self.attention_mask
+        if missing > 0:
+            mask = torch.nn.functional.pad(mask, (0, missing))
+        return mask[:, self.kv_offset : end]
+
 
 def visibility_mask(
     batch_size: int,
@@ -81,7 +94,8 @@ def visibility_mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable = causal_mask_function,
+    *,
+    mask_function: Callable,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
@@ -133,13 +147,12 @@ def visibility_mask(
             return dense()
         return _evaluate(place)
 
-    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    keys = place.keys()
     bounds = None
-    if padding is not None:
+    if keys is not None:
         if tracing:
             return dense()
-        padding = padding[:, kv_offset : kv_offset + kv_length]
-        first, end, count = key_bounds(padding)
+        first, end, count = key_bounds(keys)
         missing, holes = torch.stack(
             [(count != kv_length).any(), (end - first != count).any()]
         ).tolist()

@@ -125,12 +125,12 @@ def _check_attention(module: Any) -> None:
 def _fit_attention(module: Any) -> None:
     _check_attention(module)
     _put(module.AttentionInterface, "attention")
-    importlib.import_module("hf_attn_backends.hf.support").install()
+    importlib.import_module("hf_attn_backends.hf.support").install(module.PreTrainedModel)
 
 
 def _undo_attention(module: Any) -> None:
     _take(module.AttentionInterface)
-    importlib.import_module("hf_attn_backends.hf.support").uninstall()
+    importlib.import_module("hf_attn_backends.hf.support").uninstall(module.PreTrainedModel)
 
 
 def _check_masks(module: Any) -> None:

@@ -13,8 +13,6 @@ import re
 import sys
 from typing import Any
 
-from transformers import modeling_utils
-
 from hf_attn_backends.errors import AttentionBackendError, BackendRefusedError, compose
 from hf_attn_backends.hf import decisions, hooks
 
@@ -22,6 +20,7 @@ OUR_NAMES = ("triton_fa2", "triton_decode", "auto")
 
 _ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 _LOOKS_UP = re.compile(r"ALL_ATTENTION_FUNCTIONS(\.get_interface\(|\.get\(|\[)")
+_BASE_MODULE = "transformers.modeling_utils"
 _MISSING = object()
 
 
@@ -74,8 +73,7 @@ def looks_up_interface(cls: type) -> bool:
     names = {
         parent.__module__
         for parent in cls.__mro__
-        if issubclass(parent, modeling_utils.PreTrainedModel)
-        and parent is not modeling_utils.PreTrainedModel
+        if hasattr(parent, hooks.CORRECT) and parent.__module__ != _BASE_MODULE
     }
     sources = [source for name in names if (source := _source_of(name)) is not None]
     if any(_LOOKS_UP.search(source) for source in sources):
@@ -137,16 +135,16 @@ class _Undoing:
 _undoing = _Undoing()
 
 
-def install() -> None:
+def install(base: type) -> None:
     """Hook `PreTrainedModel`; idempotent."""
-    hooks.install(modeling_utils.PreTrainedModel, refuse_unsupported)
-    _undoing.install(modeling_utils.PreTrainedModel)
+    hooks.install(base, refuse_unsupported)
+    _undoing.install(base)
 
 
-def uninstall() -> None:
+def uninstall(base: type) -> None:
     """Restore `PreTrainedModel`."""
-    _undoing.uninstall(modeling_utils.PreTrainedModel)
-    hooks.uninstall(modeling_utils.PreTrainedModel)
+    _undoing.uninstall(base)
+    hooks.uninstall(base)
 
 
 _FIELDS = ("_attn_implementation_internal", "_attn_was_changed")

@@ -68,7 +68,15 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("first", ["", "import transformers.models.mistral.modeling_mistral\n"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "import transformers.models.mistral.modeling_mistral\n",
+        "import hf_attn_backends.hf.masks\n",
+        "import hf_attn_backends.hf.support, hf_attn_backends.hf.mistral\n",
+    ],
+)
 def test_registers_whichever_is_imported_first(first):
     got = _python(first + AFTERWARDS)
     assert got == {

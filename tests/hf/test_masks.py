@@ -37,6 +37,7 @@ def _dense(mask, kv_length):
 
 
 def _both(**arguments):
+    arguments = {"mask_function": causal_mask_function, **arguments}
     got = visibility_mask(**arguments)
     want = sdpa_mask(
         **{**arguments, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -189,10 +190,11 @@ def test_no_value_is_read_more_than_once(monkeypatch):
     for name in ("item", "__bool__"):
         monkeypatch.setattr(torch.Tensor, name, lambda self: pytest.fail("synchronised"))
     mask = torch.ones(2, 9, dtype=torch.bool)
-    visibility_mask(2, 9, 9, attention_mask=mask, config=_config())
+    kw = {"mask_function": causal_mask_function, "config": _config()}
+    visibility_mask(2, 9, 9, attention_mask=mask, **kw)
     assert len(reads) == 1
-    visibility_mask(2, 3, 12, q_offset=torch.tensor(4), config=_config())
-    visibility_mask(2, 9, 9, config=_config())
+    visibility_mask(2, 3, 12, q_offset=torch.tensor(4), **kw)
+    visibility_mask(2, 9, 9, **kw)
     assert len(reads) == 1
 
 
