@@ -75,7 +75,7 @@ def compare(backward, q, k, v, grad, visibility, scale):
         # P and dS are rounded to the operand's dtype once, out before and the gradient after. The
         # absolute part is for gradients that cancel to rounding noise: a row that sees one key.
         error, size = (got.float() - expected).norm(), expected.norm()
-        assert error <= 0.8 * ulp * size + 1e-5 * got.numel() ** 0.5, (name, error, size)
+        assert error <= 0.8 * ulp * size + 1e-4 * got.numel() ** 0.5, (name, error, size)
     assert (first[0].masked_fill(~hidden, 0) == 0).all()
 
 
