@@ -11,9 +11,11 @@ Offline by default: text from the running Python, the tokenizer from the mistral
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import interpreter_first
@@ -68,15 +70,17 @@ def finetune(argv: Sequence[str]) -> None:
         return
     tokens = result.global_step * training.train_batch_size * training.world_size
     tokens *= training.gradient_accumulation_steps * arguments.sequence_length
+    steady = log.steady_seconds() * result.global_step / tokens  # seconds a token
     speed: dict[str, Any] = {
         "train_seconds": round(seconds, 3),
         "tokens": tokens,
         "tokens_per_second": round(tokens / seconds, 1),
+        "tokens_per_second_steady": None if math.isnan(steady) else round(1 / steady, 1),
     }
     if training.device.type == "cuda":
         speed["peak_memory_mib"] = round(torch.cuda.max_memory_allocated() / 2**20, 1)
     facts = run_facts(arguments, training, model, tokenizer, corpus.facts(), blocks)
-    path = write_log(training_folder(training), log, {**facts, "speed": speed})
+    path = write_log(Path(str(training.output_dir)), log, {**facts, "speed": speed})
     losses = [step["loss"] for _, step in sorted(log.steps.items())]
     print(
         f"{result.global_step} steps, {tokens:,} tokens in {seconds:.1f} s "
@@ -121,13 +125,6 @@ def run_facts(
         "versions": environment.versions(),
         "device": environment.device_facts(training.device.type),
     }
-
-
-def training_folder(training: Any) -> Any:
-    """The output directory as a path."""
-    from pathlib import Path
-
-    return Path(training.output_dir)
 
 
 def _is_plain(value: object) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,28 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 SCHEMA_VERSION = 1
 FILE = "losses.json"
+WARM_UP_STEPS = 3
 
 
 class LossLog(TrainerCallback):
-    """Keeps every logged step; the last value of a step wins."""
+    """Keeps every logged step, and the seconds since the one before it.
+
+    Logging reads the loss, so the device has finished the step when the clock is read.
+    """
 
     def __init__(self) -> None:
         self.steps: dict[int, dict[str, float]] = {}
+        self._last = time.perf_counter()
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Start the clock of the first step."""
+        self._last = time.perf_counter()
 
     def on_log(
         self,
@@ -30,7 +47,14 @@ class LossLog(TrainerCallback):
         """Keep loss, grad_norm and learning_rate."""
         if logs and "loss" in logs:
             kept = {k: float(logs[k]) for k in ("loss", "grad_norm", "learning_rate") if k in logs}
-            self.steps[state.global_step] = kept
+            now = time.perf_counter()
+            self.steps[state.global_step] = {**kept, "seconds": round(now - self._last, 6)}
+            self._last = now
+
+    def steady_seconds(self) -> float:
+        """The median step, without the first three: they compile and allocate. NaN below four."""
+        later = [values["seconds"] for _, values in sorted(self.steps.items())][WARM_UP_STEPS:]
+        return statistics.median(later) if later else math.nan
 
 
 def write_log(folder: Path, log: LossLog, facts: dict[str, Any]) -> Path:

@@ -192,6 +192,15 @@ def test_command_prints_and_writes_strict_json(tmp_path, capsys):
     assert [c["when"] for c in content["clocks"]] == ["start", "after 1x33", "after 2x17"]
 
 
+def test_peers_are_all_listed_and_what_cannot_run_says_why(capsys):
+    words = "--peers --shapes 1x33 --heads 2 --kv-heads 1 --head-dim 16"
+    assert command.run(_args(*words.split())) == 0
+    said = capsys.readouterr().out
+    for peer in arms.PEERS:
+        assert peer in said
+    assert "NaN triton_fa2:hopper (1x33 forward, 1x33 backward): on a CPU" in said
+
+
 def test_command_refuses_a_pin_without_a_gpu_and_unknown_names(capsys):
     with pytest.raises(BenchmarkError, match="pinned on a GPU"):
         command.run(_args("--pin"))

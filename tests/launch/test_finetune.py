@@ -13,6 +13,7 @@ import torch
 import yaml
 from finetune_model import pinned_sdpa
 from run_files import load_run
+from training_log import LossLog
 
 from hf_attn_backends import gate, registry
 
@@ -94,6 +95,8 @@ def test_triton_fa2_trains_like_sdpa_and_is_recorded(launch, home, kernel_device
     assert facts["corpus"]["characters"] == len(TEXT)
     assert facts["training"]["sequence_length"] == 33
     assert facts["speed"]["tokens"] == 3 * 2 * 33
+    assert facts["speed"]["tokens_per_second_steady"] is None  # three steps only warm up
+    assert all(step["seconds"] > 0 for step in facts["steps"])
     rows = registry.read()
     assert "triton_fa2" in json.dumps([row if isinstance(row, dict) else str(row) for row in rows])
 
@@ -174,3 +177,10 @@ def test_pinning_allows_one_kernel_and_restores():
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(),
     )
+
+
+def test_the_steady_step_is_the_median_after_the_warm_up():
+    log = LossLog()
+    for step, seconds in enumerate((9.0, 8.0, 7.0, 1.0, 3.0, 2.0), 1):
+        log.steps[step] = {"loss": 1.0, "seconds": seconds}
+    assert log.steady_seconds() == 2.0

@@ -42,9 +42,8 @@ def test_python_blocks_are_python_and_use_public_names(text):
             if isinstance(node, ast.ImportFrom) and node.module == "hf_attn_backends":
                 for alias in node.names:
                     assert alias.name in hf_attn_backends.__all__
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                if node.value.id == "hf_attn_backends":
-                    assert node.attr in hf_attn_backends.__all__
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "hf_attn_backends":
+                assert node.attr in hf_attn_backends.__all__
 
 
 def test_paths_exist(text, root):
