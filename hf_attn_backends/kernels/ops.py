@@ -52,8 +52,8 @@ def _forward(
     variant: str,
 ) -> tuple[Tensor, Tensor]:
     visibility = _visibility(intervals, dense, causal, window)
-    chosen = resolve_variant("forward", variant, query, key, value, visibility)
-    result = chosen.launch_forward(query, key, value, visibility, scale)
+    chosen = resolve_variant("forward", variant, query, key, value, visibility, scale)
+    result = chosen.launch(query, key, value, visibility, scale)
     name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind)
     witness.count(backend, chosen.name, "forward", name)
     return result
@@ -77,8 +77,8 @@ def _backward(
     need_dkdv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     visibility = _visibility(intervals, dense, causal, window)
-    chosen = resolve_variant("backward", variant, query, key, value, visibility, grad_out)
-    grads = chosen.launch_backward(
+    chosen = resolve_variant("backward", variant, query, key, value, visibility, scale)
+    grads = chosen.launch(
         grad_out,
         query,
         key,

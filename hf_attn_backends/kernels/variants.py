@@ -21,11 +21,10 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Variant(NamedTuple):
-    """A variant's name and its two launch functions."""
+    """A variant's name and its launch function for one phase."""
 
     name: str
-    launch_forward: Any
-    launch_backward: Any
+    launch: Any
 
 
 def kernel_refusals(
@@ -72,16 +71,33 @@ def interpreted() -> bool:
     return INTERPRETED
 
 
-@lru_cache(maxsize=1)
-def _portable() -> Variant:
+@lru_cache(maxsize=2)
+def _portable(phase: str) -> Variant:
     from hf_attn_backends.kernels.triton import backward, forward
 
-    return Variant("triton", forward.launch_forward, backward.launch_backward)
+    launch = forward.launch_forward if phase == "forward" else backward.launch_backward
+    return Variant("triton", launch)
+
+
+@lru_cache(maxsize=2)
+def _hopper(phase: str) -> tuple[Variant, Any]:
+    """The hopper variant of one phase, and the function that says why it cannot serve."""
+    if phase == "forward":
+        from hf_attn_backends.kernels.hopper import forward
+
+        return Variant("hopper", forward.launch_forward), forward.refusals
+    from hf_attn_backends.kernels.hopper import backward
+
+    return Variant("hopper", backward.launch_backward), backward.refusals
 
 
 @lru_cache(maxsize=256)
 def _kernel_refusals(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, ...]:
     return tuple(kernel_refusals(device, dtype, head_dim))
+
+
+_resolved: dict[tuple[object, ...], Variant] = {}
+_RESOLVED_KEPT = 4096
 
 
 def resolve_variant(
@@ -91,9 +107,9 @@ def resolve_variant(
     key: Tensor,
     value: Tensor,
     visibility: Visibility,
-    grad_out: Tensor | None = None,
+    scale: float,
 ) -> Variant:
-    """Choose the variant for one call.
+    """Choose the variant for one call; the answer is kept for calls of the same layout.
 
     Args:
         phase: `forward` or `backward`.
@@ -102,17 +118,72 @@ def resolve_variant(
         key: `[B, G, N, D]`.
         value: `[B, G, N, D]`.
         visibility: Which keys each row sees.
-        grad_out: `[B, H, M, D]`, in the backward phase.
+        scale: Factor of the scores.
 
     Raises:
         CallRefusedError: Nothing serves the call, or not the variant that was asked for.
     """
+    layout = (
+        phase,
+        asked,
+        query.device,
+        query.dtype,
+        visibility.kind,
+        scale > 0,
+        query.shape,
+        query.stride(),
+        key.shape,
+        key.stride(),
+        value.stride(),
+        (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    variant = _resolved.get(layout)
+    if variant is None:
+        variant = _resolve(phase, asked, query, key, value, visibility, scale)
+        if len(_resolved) >= _RESOLVED_KEPT:
+            _resolved.clear()
+        _resolved[layout] = variant
+    return variant
+
+
+def _resolve(
+    phase: str,
+    asked: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    scale: float,
+) -> Variant:
     if asked not in ("auto", *VARIANTS):
         raise InvalidCallError(f"variant must be auto, {' or '.join(VARIANTS)}, got {asked!r}")
     reasons = list(_kernel_refusals(query.device, query.dtype, query.shape[-1]))
     if reasons:
         raise CallRefusedError(compose("no kernel serves this call", reasons), reasons)
+    if asked == "triton":
+        return _portable(phase)
+    refused = hopper_refusals(phase, query, key, value, visibility, scale)
+    if not refused:
+        return _hopper(phase)[0]
     if asked == "hopper":
-        reasons = ["the hopper variant is not part of this version"]
-        raise CallRefusedError(compose("variant 'hopper' was asked for", reasons), reasons)
-    return _portable()
+        raise CallRefusedError(
+            compose(
+                f"variant 'hopper' was asked for, and its {phase} pass cannot serve this call",
+                refused,
+                works="variant='triton', or variant='auto' to choose by the call",
+            ),
+            refused,
+        )
+    return _portable(phase)
+
+
+def hopper_refusals(
+    phase: str, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale: float
+) -> list[str]:
+    """Why the hopper variant cannot serve a phase of a call; empty when it can."""
+    if not query.is_cuda or interpreted():
+        return [f"the hopper variant needs a CUDA device of capability 9.0, not {query.device}"]
+    if phase == "forward":
+        return ["the forward pass of the hopper variant is still under verification"]
+    return _hopper(phase)[1](query, key, value, visibility, scale)

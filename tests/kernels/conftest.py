@@ -75,10 +75,13 @@ def cancellation(case):
     remainder is multiplied by scale * K (or Q).
     """
     groups = case.query.shape[1] // case.key.shape[1]
-    value = case.value.double().repeat_interleave(groups, 1)
+    value = case.value.detach().double().repeat_interleave(groups, 1)
     dp = float((case.grad_out.double() @ value.transpose(2, 3)).abs().max())
     unit = 4 * torch.finfo(torch.float32).eps * case.scale * dp
-    return {"dq": unit * float(case.key.abs().max()), "dk": unit * float(case.query.abs().max())}
+    return {
+        "dq": unit * float(case.key.detach().abs().max()),
+        "dk": unit * float(case.query.detach().abs().max()),
+    }
 
 
 # The largest error allowed, in units of the dtype's epsilon and of the tensor's largest value:

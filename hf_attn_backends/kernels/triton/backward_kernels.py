@@ -19,6 +19,8 @@ import triton.language as tl
 
 from hf_attn_backends.kernels.triton.memory_kernels import head_base, load_rows, store_rows
 from hf_attn_backends.kernels.triton.visibility_kernels import (
+    RUN_TIME,
+    RUN_TIME_KEYS,
     key_range,
     query_range,
     row_interval,
@@ -34,7 +36,7 @@ def row_lse2(lse_base, rows, q_len):
     return tl.where(lse == float("-inf"), float("inf"), lse)
 
 
-@triton.jit(do_not_specialize=["q_len"])
+@triton.jit(do_not_specialize=["heads", "q_len"])
 def _attn_bwd_delta_kernel(
     out_ptr, grad_ptr, delta_ptr, stride_ob, stride_oh, stride_om,
     stride_gb, stride_gh, stride_gm, heads, q_len,
@@ -93,7 +95,7 @@ def accumulate_dkdv(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=["tiles_n", "batch_kv_heads", "q_len", "k_len", "window"])
+@triton.jit(do_not_specialize=RUN_TIME_KEYS)
 def _attn_bwd_dkdv_kernel(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, intervals_ptr, mask_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
@@ -188,7 +190,7 @@ def accumulate_dq(
     return dq
 
 
-@triton.jit(do_not_specialize=["tiles_m", "batch_heads", "q_len", "k_len", "window"])
+@triton.jit(do_not_specialize=RUN_TIME)
 def _attn_bwd_dq_kernel(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, dq_ptr, intervals_ptr, mask_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from hf_attn_backends.kernels.triton.memory_kernels import head_base, load_rows, store_rows
 from hf_attn_backends.kernels.triton.visibility_kernels import (
+    RUN_TIME,
     key_range,
     row_interval,
     visible_tile,
@@ -57,7 +58,7 @@ def online_softmax(
     return acc, denom, peak
 
 
-@triton.jit(do_not_specialize=["tiles_m", "batch_heads", "q_len", "k_len", "window"])
+@triton.jit(do_not_specialize=RUN_TIME)
 def _attn_fwd_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, intervals_ptr, mask_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,

@@ -11,6 +11,17 @@ tile sees every key of it.
 import triton
 import triton.language as tl
 
+# Arguments that no code is generated for: lengths, counts, and the strides of masks but the last.
+# Every other stride is specialised, because its divisibility by 16 makes the accesses wide.
+RUN_TIME = (
+    "heads", "group", "tiles_m", "batch_heads", "q_len", "k_len", "window",
+    "stride_ib", "stride_im", "stride_mb", "stride_mh", "stride_mm",
+)  # fmt: skip
+RUN_TIME_KEYS = (
+    "heads", "kv_heads", "tiles_n", "batch_kv_heads", "q_len", "k_len", "window",
+    "stride_ib", "stride_im", "stride_mb", "stride_mh", "stride_mm",
+)  # fmt: skip
+
 
 @triton.jit
 def row_interval(
