@@ -11,7 +11,8 @@ from torch import Tensor
 from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility, intervals_of
 
 # The last mask that was written, with what it was written from: the layers of a model ask for the
-# same one in turn. One entry, so that at most one mask is kept alive.
+# same one in turn. One entry, and none above 64 MiB, so that little memory is kept alive.
+_MAX_KEPT = 1 << 26
 _last: tuple[tuple[object, ...], Tensor | None, Tensor] | None = None
 
 
@@ -33,7 +34,7 @@ def seen_mask(
     if held is not None and held[0] == key and held[1] is rows:
         return held[2]
     mask = _written(visibility, q_len, k_len, device)
-    if rows is None or version is not None:
+    if mask.numel() <= _MAX_KEPT and (rows is None or version is not None):
         _last = (key, rows, mask)
     return mask
 

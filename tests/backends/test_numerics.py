@@ -82,7 +82,7 @@ def assert_near(got, want, dtype, what):
 
 
 @pytest.mark.parametrize("name", TORCH_BACKENDS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 @given(call=calls(), grad=st.booleans())
 def test_agrees_with_the_oracle(name, call, grad):
     query, key, value, options = call
