@@ -203,6 +203,19 @@ def test_a_switch_in_the_middle_is_said_at_once_and_judged_at_the_end(
     assert "The results of this run are not those of triton_fa2." in err
 
 
+def test_a_switch_of_pytorchs_own_in_the_middle_is_seen_in_the_live_modules(
+    make_model, make_trainer, events
+) -> None:
+    def switch(model) -> None:
+        model.config._attn_implementation_internal = "eager"
+
+    callback = AttentionBackendCallback()
+    make_trainer(make_model("sdpa"), [callback, At("on_step_end", switch)]).train()
+    assert events()[-1] == ("end", "mismatch")
+    reason = callback.record.attention_executed["reason"]
+    assert "model.layers.0.self_attn was switched from sdpa to eager by step 2" in reason
+
+
 def test_another_profiler_makes_the_run_not_observed(make_model, make_trainer, events) -> None:
     callback = AttentionBackendCallback()
     trainer = make_trainer(make_model("sdpa"), [callback])

@@ -58,6 +58,25 @@ def test_eight_processes_lose_and_break_nothing(tmp_path: Path) -> None:
         assert [row["i"] for row in scan.rows if row["who"] == str(n)] == list(range(15))
 
 
+def test_a_writer_that_the_lock_does_not_hold_back_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Locks fail on some network disks; `O_APPEND` then still keeps both rows whole."""
+    path = tmp_path / "j.jsonl"
+    write(path, 1)
+    real = journal._next_line
+
+    def meanwhile(*args: object):
+        found = real(*args)
+        with path.open("ab") as other:
+            other.write(journal.seal({"who": "another", "prev_sha256": None})[1] + b"\n")
+        return found
+
+    monkeypatch.setattr(journal, "_next_line", meanwhile)
+    journal.append(path, {"who": "this"})
+    assert [row.get("who") for row in journal.scan(path).rows] == [None, "another", "this"]
+
+
 def test_a_torn_last_line_is_skipped_and_said(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     write(path, 3)
