@@ -226,6 +226,7 @@ def _consumer(
     # Under the diagonal the first consumer sees only the left half of the first block.
     FIRST: gl.constexpr = BN // 2 if (HALF and w == 0 and (KIND == 1 or KIND == 2)) else BN
     f_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FIRST, 16])
+    PARTS: gl.constexpr = 2 if (QREG > 0 and QREG < D) else 1  # products that make the scores
     dtype: gl.constexpr = o_desc.dtype
     shift = n_len - m_len
     if TURNS:
@@ -309,31 +310,34 @@ def _consumer(
             bar_arrive(_VALUE_FREE + old, "288")
             p16 = _pack(p, dtype, p_layout, BN)
         bar_arrive(_QUERY_FREE + (turn & 1), "288")
-        old_m = m
-        old_lanes = lanes
-        old_batch = batch
-        old_head = head
-        old_row0 = row0
+        more = turn + 1 < turns
         old = it & 1
-        vl = v_s.index(old).reshape([BN, D])
-        if turn + 1 < turns:
-            it += 1
-            stage = it & 1
-            phase = (it >> 1) & 1
-            slot = (turn + 1) & 1
-            mbarrier.wait(q_full.index(slot), ((turn + 1) >> 1) & 1)
-            mbarrier.wait(k_full.index(stage), phase)
-            if TURNS:
-                bar_sync(_TURN + w, "256")
+        it += 1
+        stage = it & 1
+        phase = (it >> 1) & 1
+        slot = (turn + 1) & 1
+        acc = acc * gl.convert_layout(alpha, row_o)[:, None]
+        mbarrier.wait(q_full.index(slot), ((turn + 1) >> 1) & 1, pred=more)
+        mbarrier.wait(k_full.index(stage), phase, pred=more)
+        if TURNS:
+            bar_sync(_TURN + w, "256")
+        # In front of the branch: where both sides use one descriptor of the values, ptxas 12.8
+        # forgets to compute it on one of them.
+        last = warpgroup_mma(p16, v_s.index(old).reshape([BN, D]), acc, is_async=True)
+        if more:
             sf = gl.zeros([64, FIRST], gl.float32, f_layout)
             kf = k_s.index(stage).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
             qn = q_s.index(slot * 2 + w).reshape([64, D])
             q_left = _query_left(qn, q_layout, QREG)
             sf = _scores(qn, q_left, kf, sf, QREG)
-            acc = acc * gl.convert_layout(_here(alpha), row_o)[:, None]
-            acc = warpgroup_mma(p16, vl, acc, is_async=True)
             if TURNS:
                 bar_arrive(_TURN + 1 - w, "256")
+            done = warpgroup_mma_wait(PARTS, deps=[last])
+            bar_arrive(_VALUE_FREE + old, "288")
+            _finish(
+                done, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
+                s_layout, o_layout,
+            )  # fmt: skip
             batch, head, row0 = tile_rows(pick_tile(turn + 1), batch_heads, m_tiles, section, heads)
             hi, blocks, full_lo, full_hi = tile_span(
                 row0, batch, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, flat
@@ -341,7 +345,7 @@ def _consumer(
             if KIND == 3:
                 rows = row0 + w * 64 + gl.arange(0, 64, row_s)
                 lo_row, hi_row = row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride)
-            sf = warpgroup_mma_wait(1, deps=[sf])
+            sf = warpgroup_mma_wait(0, deps=[sf])
             bar_arrive(_KEY_FREE + stage, "288")
             sf = _mask_first(
                 sf, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row,
@@ -350,19 +354,17 @@ def _consumer(
             mf, pf = _first_softmax(sf, qk_scale, KIND)
             m = gl.convert_layout(mf, row_s)
             lanes = gl.convert_layout(_lane_sum(pf), l_layout)
-            mbarrier.wait(v_full.index(stage), phase)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            bar_arrive(_VALUE_FREE + old, "288")
             p16 = _pack(pf, dtype, p_layout, BN)
+            mbarrier.wait(v_full.index(stage), phase)
         else:
-            acc = acc * gl.convert_layout(alpha, row_o)[:, None]
-            acc = warpgroup_mma(p16, vl, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
+            if TURNS:
+                bar_arrive(_TURN + 1 - w, "256")
+            rest = warpgroup_mma_wait(0, deps=[last])
             bar_arrive(_VALUE_FREE + old, "288")
-        _finish(
-            acc, old_m, old_lanes, w, o_desc, lse_ptr, o_s, old_batch, old_head, heads, old_row0,
-            m_len, qk_scale, s_layout, o_layout,
-        )  # fmt: skip
+            _finish(
+                rest, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
+                s_layout, o_layout,
+            )  # fmt: skip
     tma_store_wait(0)
     if TURNS:
         if w == 0:
