@@ -93,7 +93,7 @@ def launch_backward(
         rows = 64 if bd <= 128 else 32
         _attn_bwd_delta_kernel[(triton.cdiv(q_len, rows) * batch * heads,)](
             out, grad_out, delta, *out.stride()[:3], *grad_out.stride()[:3], heads, q_len,
-            HEAD_DIM=head_dim, BD=bd, BM=rows, WIDE=is_wide, **launch_options(dtype, 4),
+            HEAD_DIM=head_dim, BD=bd, BM=rows, WIDE=is_wide, **launch_options(4),
         )  # fmt: skip
         if need_dkdv:
             tile = tiles.dkdv
@@ -108,7 +108,7 @@ def launch_backward(
                 heads, kv_heads, tiles_n, batch * kv_heads, q_len, k_len, vis.window, scale,
                 HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
                 WIDE=is_wide, TMA=tma, SCAN=_SCAN, PRECISION=precision(dtype), STAGES=tile.stages,
-                **launch_options(dtype, tile.warps),
+                **launch_options(tile.warps),
             )  # fmt: skip
         if need_dq:
             tile = tiles.dq
@@ -123,6 +123,6 @@ def launch_backward(
                 heads, heads // kv_heads, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
                 HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
                 WIDE=is_wide, TMA=tma, PRECISION=precision(dtype), STAGES=tile.stages,
-                **launch_options(dtype, tile.warps),
+                **launch_options(tile.warps),
             )  # fmt: skip
     return dq, dk, dv

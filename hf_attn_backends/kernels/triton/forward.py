@@ -70,6 +70,6 @@ def launch_forward(
             HEAD_DIM=head_dim, BD=block_d(head_dim), BM=tile.block_m, BN=tile.block_n,
             KIND=vis.kind, WIDE=wide(query, key, value, out),
             HEAD_MAJOR=vis.kind == "full", PRECISION=precision(dtype), STAGES=tile.stages,
-            **launch_options(dtype, tile.warps),
+            **launch_options(tile.warps),
         )  # fmt: skip
     return out, lse

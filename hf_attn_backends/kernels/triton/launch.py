@@ -134,6 +134,6 @@ def precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-def launch_options(dtype: torch.dtype, warps: int) -> dict[str, object]:
+def launch_options(warps: int) -> dict[str, object]:
     """Compile options; FP fusion is named because Triton 3.10 turns its default off."""
     return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}

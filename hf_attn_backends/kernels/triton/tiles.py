@@ -54,7 +54,7 @@ _AMPERE = {  # sm_80
 
 _SMALL = {  # sm_86, sm_89, sm_120
     64: TileSet(Tile(128, 64, 4, 2), Tile(64, 32, 8, 2), Tile(64, 64, 8, 2)),
-    128: TileSet(Tile(128, 64, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
+    128: TileSet(Tile(128, 32, 8, 2), Tile(32, 64, 8, 2), Tile(64, 32, 8, 2)),
     256: TileSet(Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
 }
 

@@ -1,0 +1,121 @@
+"""Compile the portable kernels for a GPU that is not there and print what ptxas made of them.
+
+    python tests/kernels/aot_compile.py CAPABILITY HEAD_DIM KIND
+
+Run in a process of its own, without TRITON_INTERPRET. Prints one JSON object: for each kernel its
+registers, bytes of stack, shared memory, and its SASS counts of spills and matrix instructions.
+"""
+
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from hf_attn_backends.kernels.triton import backward_kernels, forward_kernels
+from hf_attn_backends.kernels.triton.launch import block_d, launch_options
+from hf_attn_backends.kernels.triton.tiles import tiles_for
+
+DESCRIPTORS = {
+    "_attn_bwd_dkdv_kernel": {"q_ptr": "BM", "grad_ptr": "BM"},
+    "_attn_bwd_dq_kernel": {"k_ptr": "BN", "v_ptr": "BN"},
+}
+
+
+def tool(name):
+    """A program of the triton wheel."""
+    return glob.glob(os.path.join(os.path.dirname(triton.__file__), "**", name), recursive=True)[0]
+
+
+def signature(kernel, constants):
+    """Types of the arguments of a bfloat16 call."""
+    described = DESCRIPTORS.get(kernel.__name__, {}) if constants.get("TMA") else {}
+    types = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            types[name] = "constexpr"
+        elif name in described:
+            types[name] = f"tensordesc<bf16[1, 1, {constants[described[name]]}, {constants['BD']}]>"
+        elif name in ("lse_ptr", "delta_ptr"):
+            types[name] = "*fp32"
+        elif name == "intervals_ptr":
+            types[name] = "*i32"
+        elif name == "mask_ptr":
+            types[name] = "*u8"
+        elif name.endswith("_ptr"):
+            types[name] = "*bf16"
+        else:
+            types[name] = "fp32" if name == "scale" else "i32"
+    return types
+
+
+def aligned(kernel, types):
+    """Pointers and strides of rows are multiples of 16, as torch allocates them."""
+    rows = re.compile(r"stride_(?!i|m)")
+    return {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(kernel.arg_names)
+        if types[name].startswith("*") or rows.match(name)
+    }
+
+
+def compiled(kernel, capability, constants, warps):
+    """Resources and SASS counts of one kernel."""
+    types = signature(kernel, constants)
+    source = ASTSource(
+        kernel,
+        types,
+        {(kernel.arg_names.index(name),): value for name, value in constants.items()},
+        aligned(kernel, types),
+    )
+    binary = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options=launch_options(warps)
+    )
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        usage, sass = (
+            subprocess.run(
+                [tool("cuobjdump"), flag, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for flag in ("--dump-resource-usage", "--dump-sass")
+        )
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    return {
+        "registers": int(registers),
+        "stack": int(stack),
+        "shared": binary.metadata.shared,
+        "spills": len(re.findall(r"\b(?:STL|LDL)\b", sass)),
+        "mma": len(re.findall(r"\bHMMA", sass)),
+        "wgmma": len(re.findall(r"\bHGMMA", sass)),
+    }
+
+
+def main(capability, head_dim, kind):
+    """Compile the three kernels of one class."""
+    tiles = tiles_for(divmod(capability, 10), head_dim, 2, kind)
+    common = {
+        "HEAD_DIM": head_dim, "BD": block_d(head_dim), "KIND": kind, "WIDE": False,
+        "PRECISION": "tf32",
+    }  # fmt: skip
+    extra = {
+        "forward": (forward_kernels._attn_fwd_kernel, {"HEAD_MAJOR": kind == "full"}),
+        "dkdv": (backward_kernels._attn_bwd_dkdv_kernel, {"SCAN": 1024, "TMA": capability >= 90}),
+        "dq": (backward_kernels._attn_bwd_dq_kernel, {"TMA": capability >= 90}),
+    }
+    found = {}
+    for name, (kernel, more) in extra.items():
+        tile = getattr(tiles, name)
+        sizes = {"BM": tile.block_m, "BN": tile.block_n, "STAGES": tile.stages}
+        found[name] = compiled(kernel, capability, {**common, **sizes, **more}, tile.warps)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
