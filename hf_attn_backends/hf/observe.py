@@ -52,6 +52,7 @@ class OperatorWatch:
 
     def start(self) -> None:
         """Begin to watch; never raises, says in `blind` why it cannot."""
+        _stop_abandoned()
         if torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             self.blind = "another profiler was active at the first step, and torch allows only one"
             return
@@ -65,6 +66,7 @@ class OperatorWatch:
             self.blind = f"torch.profiler did not start: {error}"
             return
         self._profiler = profiler
+        _abandoned.append(self)
 
     @property
     def running(self) -> bool:
@@ -74,6 +76,8 @@ class OperatorWatch:
     def stop(self) -> dict[Launch, int]:
         """End watching; give what ran. Never raises, says in `blind` what went wrong."""
         profiler, self._profiler = self._profiler, None
+        if self in _abandoned:
+            _abandoned.remove(self)
         if profiler is None:
             return {}
         try:
@@ -84,6 +88,16 @@ class OperatorWatch:
             return {}
         self.compiled = _compiled_graphs() != self._graphs
         return {} if results is None else launches(results.events())
+
+
+#: Watches that run. One that is still here when the next begins was left behind by a training
+#: that raised in its first micro-batch: the Trainer has no event for that.
+_abandoned: list[OperatorWatch] = []
+
+
+def _stop_abandoned() -> None:
+    for watch in list(_abandoned):
+        watch.stop()
 
 
 def launches(events: Iterable[Any]) -> dict[Launch, int]:

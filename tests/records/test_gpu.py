@@ -26,7 +26,9 @@ def rows_of(callback: AttentionBackendCallback) -> list[dict]:
 @pytest.mark.parametrize("kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH"])
 def test_the_kernel_of_sdpa_that_ran_is_named(make_model, make_trainer, kernel: str) -> None:
     callback = AttentionBackendCallback()
-    trainer = make_trainer(make_model("sdpa"), [callback], length=64, **GPU)
+    # SDPA's EFFICIENT kernel takes no grouped heads.
+    model = make_model("sdpa", num_key_value_heads=4)
+    trainer = make_trainer(model, [callback], length=64, **GPU)
     with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kernel)):
         trainer.train()
     assert callback.record.attention_verdict == "matched"
