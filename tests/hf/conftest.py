@@ -52,7 +52,7 @@ def _one_source_for_the_session():
 
 @pytest.fixture(scope="session")
 def gate_home(tmp_path_factory) -> Path:
-    """A home whose CPU artifact covers what the tests of this folder call."""
+    """A home whose artifacts cover what the tests of this folder call, on every device here."""
     from hf_attn_backends import gate
 
     home = tmp_path_factory.mktemp("home")
@@ -65,7 +65,10 @@ def gate_home(tmp_path_factory) -> Path:
             for dim in HEAD_DIMS
             for kind in KINDS
         ]
-        gate.write_equivalence_gate(tolerances={"out": "test"}, shapes_covered=shapes)
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            gate.write_equivalence_gate(
+                tolerances={"out": "test"}, shapes_covered=shapes, device=device
+            )
     finally:
         if before is None:
             del os.environ["HF_ATTN_HOME"]
@@ -103,7 +106,9 @@ def calls(gated, monkeypatch) -> list[dict]:
 
 
 class Models:
-    """Builders of tiny Mistral models that share weights."""
+    """Builders of tiny Mistral models that share weights, on `device`."""
+
+    device = "cpu"
 
     @staticmethod
     def config(**over):
@@ -122,7 +127,7 @@ class Models:
         assert model.config._attn_implementation == attn
         if weights is not None:
             model.load_state_dict(weights)
-        return model.eval()
+        return model.to(Models.device).eval()
 
     @classmethod
     def pair(cls, dtype=torch.float32, attn="triton_fa2", auto="AutoModelForCausalLM", **over):
@@ -133,11 +138,12 @@ class Models:
 
     @staticmethod
     def ids(*shape, seed=1):
-        return torch.randint(3, 61, shape, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(3, 61, shape, generator=generator).to(Models.device)
 
     @staticmethod
     def padded(lengths, total, side):
-        mask = torch.zeros(len(lengths), total, dtype=torch.long)
+        mask = torch.zeros(len(lengths), total, dtype=torch.long, device=Models.device)
         for row, n in enumerate(lengths):
             if n:
                 mask[row, slice(-n, None) if side == "left" else slice(0, n)] = 1
@@ -150,7 +156,7 @@ class Models:
     @staticmethod
     def causal(n, batch=1, window=None, keep=None):
         """Bool `[batch, n, n]`: causal, within the window, only the keys in `keep`."""
-        i = torch.arange(n)
+        i = torch.arange(n, device=Models.device)
         seen = i[None, :] <= i[:, None]
         if window is not None:
             seen = seen & (i[:, None] - i[None, :] < window)
@@ -160,7 +166,7 @@ class Models:
     @staticmethod
     def additive(seen, dtype=torch.float32):
         """Additive `[B, 1, M, N]` of a bool `[B, M, N]`; finite, as eager wants it."""
-        zero = torch.zeros(seen.shape, dtype=dtype)
+        zero = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
         return zero.masked_fill(~seen, torch.finfo(dtype).min)[:, None]
 
     @staticmethod
@@ -191,4 +197,11 @@ class Models:
 
 @pytest.fixture(scope="session")
 def models() -> type[Models]:
+    return Models
+
+
+@pytest.fixture
+def kernel_models(kernel_device, monkeypatch) -> type[Models]:
+    """The same builders, where the Triton kernels run in this process."""
+    monkeypatch.setattr(Models, "device", kernel_device)
     return Models

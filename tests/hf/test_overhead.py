@@ -33,27 +33,33 @@ class _Module(torch.nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["causal", "window", "intervals", "dense", "packed"])
-def test_adapter_coverage_and_witness(gated, monkeypatch, kind):
-    result = torch.empty(2, 8, 4, 16).transpose(1, 2)
+def test_adapter_coverage_and_witness(gated, kernel_device, monkeypatch, kind):
+    result = torch.empty(2, 8, 4, 16, device=kernel_device).transpose(1, 2)
 
     def operator(query, key, value, visibility, *, scale, backend):
         return result
 
     monkeypatch.setattr(triton_fa2, "_attend", operator)
-    query = torch.randn(2, 8, 4, 16).transpose(1, 2)
-    key = value = torch.randn(2, 8, 2, 16).transpose(1, 2)
-    mask, ids = None, torch.arange(8)[None]
+    query = torch.randn(2, 8, 4, 16, device=kernel_device).transpose(1, 2)
+    key = value = torch.randn(2, 8, 2, 16, device=kernel_device).transpose(1, 2)
+    mask, ids = None, torch.arange(8, device=kernel_device)[None]
     if kind == "intervals":
-        keep = torch.ones(2, 8, dtype=torch.bool)
+        keep = torch.ones(2, 8, dtype=torch.bool, device=kernel_device)
         keep[0, :3] = False
         config = type("Config", (), {"model_type": "mistral"})()
         mask = visibility_mask(
-            2, 8, 8, mask_function=causal_mask_function, attention_mask=keep, config=config
+            2,
+            8,
+            8,
+            mask_function=causal_mask_function,
+            attention_mask=keep,
+            config=config,
+            device=kernel_device,
         )
     elif kind == "dense":
-        mask = torch.rand(2, 1, 8, 8) > 0.5
+        mask = torch.rand(2, 1, 8, 8, device=kernel_device) > 0.5
     elif kind == "packed":
-        ids = torch.arange(8)[None] % 4
+        ids = torch.arange(8, device=kernel_device)[None] % 4
     attend, module = attention_function("triton_fa2"), _Module()
     window = 4 if kind == "window" else None
 
