@@ -73,7 +73,7 @@ def compile_forward(
 def facts(kind: str, head_dim: int, element: str, tuning: Tuning = DEFAULT) -> dict[str, object]:
     """What can be asserted about a class: shared memory, registers, and each key loop.
 
-    A key loop is an innermost loop with wgmma; the two longest by exponentials are the consumers'.
+    A key loop is an innermost loop with the wgmma and the exponentials of one block of keys.
     """
     compiled = compile_forward(kind, head_dim, element, tuning)
     code = sass.disassemble(compiled.asm["cubin"])
@@ -88,7 +88,8 @@ def facts(kind: str, head_dim: int, element: str, tuning: Tuning = DEFAULT) -> d
         }
         for loop in sass.innermost(code, "HGMMA")
     ]
-    steady = [loop for loop in found if loop["hgmma"] == head_dim // 16 + KEYS // 16]
+    products, exponentials = head_dim // 16 + KEYS // 16, KEYS // 2 + 2
+    steady = [loop for loop in found if loop["hgmma"] == products and loop["exp"] == exponentials]
     return {
         "class": f"{element}/d{head_dim}/{kind}",
         "shared": compiled.metadata.shared,
@@ -96,7 +97,7 @@ def facts(kind: str, head_dim: int, element: str, tuning: Tuning = DEFAULT) -> d
         "registers": sass.register_requests(code),
         "loops": steady,
         "spills": sum(i.name[:3] in ("STL", "LDL") for i in code),
-        "wgmma_serialised": "C7510" in compiled.asm.get("ptx", ""),
+        "uneven_products": sass.uneven_products(code),
     }
 
 
