@@ -88,7 +88,8 @@ def _block_mask(visibility: Visibility, query: Tensor, key: Tensor) -> Any:
     if visibility.kind == "full":
         return None
     if visibility.causal:
-        return _scalar_block_mask(visibility.window, q_len, k_len, query.device)
+        mode = torch.is_inference_mode_enabled()  # its tensors serve no backward pass
+        return _scalar_block_mask(visibility.window, q_len, k_len, query.device, mode)
     batches = heads = None  # None: the same for all
     if visibility.intervals is not None:
         seen = _between(visibility.intervals)
@@ -130,7 +131,9 @@ def _where(mask: Tensor) -> Callable[..., Tensor]:
 
 
 @lru_cache(maxsize=16)
-def _scalar_block_mask(window: int | None, q_len: int, k_len: int, device: torch.device) -> Any:
+def _scalar_block_mask(
+    window: int | None, q_len: int, k_len: int, device: torch.device, inference: bool
+) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     # Tensors and not Python numbers: those would be guarded, and each length compiled anew.

@@ -29,7 +29,9 @@ def seen_mask(
         return _written(visibility, q_len, k_len, device)
     rows = visibility.intervals
     version = None if rows is None or rows.is_inference() else rows._version
-    key = (visibility.causal, visibility.window, q_len, k_len, device, version)
+    # A tensor of inference mode cannot be saved for a backward pass.
+    mode = torch.is_inference_mode_enabled()
+    key = (visibility.causal, visibility.window, q_len, k_len, device, version, mode)
     held = _last
     if held is not None and held[0] == key and held[1] is rows:
         return held[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +109,9 @@ def test_the_matrix_has_a_row_for_each_backend_and_follows_the_table():
     assert "bf16, fp16" in row
     changed = support_matrix({"x": Capability(softcap=True, dtypes=("float32",))})
     assert "| fp32 | any | all | yes | refused |" in changed
+
+
+def test_readmes_matrix_is_this_table():
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = readme.split("<!-- table: matrix -->")[1].split("<!-- end: matrix -->")[0]
+    assert block.strip() == support_matrix(), "run: hf-attn doctor --matrix"

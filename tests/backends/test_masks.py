@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hf_attn_backends.backends.masks import seen_mask, split_bias
+from hf_attn_backends.dispatch import attention
 from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
 from hf_attn_backends.reference import visible_keys
 
@@ -46,3 +47,12 @@ def test_both_spellings_of_hidden_are_split_off_a_bias():
     seen, bias = split_bias(torch.tensor([0.0, -torch.inf, lowest, 1.5, -1e9]))
     assert seen.tolist() == [True, False, False, True, True]
     assert bias.tolist() == [0.0, 0.0, 0.0, 1.5, -1e9]
+
+
+def test_a_mask_of_inference_mode_does_not_reach_training():
+    tensors = [torch.randn(1, 1, n, 8) for n in (3, 5, 5)]
+    with torch.inference_mode():
+        attention(*tensors, is_causal=True, backend="sdpa")
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+    attention(*leaves, is_causal=True, backend="sdpa").sum().backward()
+    assert all(torch.isfinite(leaf.grad).all() for leaf in leaves)
