@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training_log import FILE, SCHEMA_VERSION
-
 from hf_attn_backends.errors import LaunchError
 
+FILE = "losses.json"
+SCHEMA_VERSION = 1
 # What two arms of a comparison must share; everything else may differ and is what is compared.
 _MUST_AGREE = (
     ("corpus", "sha256"),

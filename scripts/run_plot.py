@@ -26,15 +26,18 @@ def plot(first: Run, others: Sequence[Run], floor: Sequence[tuple[Run, Run]], pa
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 3.8), constrained_layout=True)
+    colours = {run.label: f"C{index}" for index, run in enumerate((first, *others))}
     for run in (first, *others):
-        axes[0].plot(run.steps, run.series["loss"], label=run.label, linewidth=1.2)
+        colour = colours[run.label]
+        axes[0].plot(run.steps, run.series["loss"], label=run.label, color=colour, linewidth=1.2)
     axes[0].set_title("loss")
     for axis, name in ((axes[1], "loss"), (axes[2], "grad_norm")):
         for x, y in floor:
             label = f"floor: {x.label} - {y.label}"
             axis.plot(x.steps, _apart(x, y, name), label=label, color="0.6", linewidth=1.0)
         for run in others:
-            axis.plot(run.steps, _apart(first, run, name), label=run.label, linewidth=1.2)
+            apart, colour = _apart(first, run, name), colours[run.label]
+            axis.plot(run.steps, apart, label=run.label, color=colour, linewidth=1.2)
         axis.set_title(f"|difference| of {name} from {first.label}", fontsize=9)
         axis.set_yscale("symlog", linthresh=1e-6)
     for axis in axes:
@@ -44,7 +47,7 @@ def plot(first: Run, others: Sequence[Run], floor: Sequence[tuple[Run, Run]], pa
     device, versions = first.facts["device"]["name"], first.facts["versions"]
     figure.suptitle(
         f"{device}, torch {versions['torch']}, triton {versions['triton']}, "
-        f"{first.facts['model']['parameters'] / 1e9:.2f} B parameters, "
+        f"{first.facts['model']['parameters'] / 1e6:,.1f} M parameters, "
         f"length {first.facts['training']['sequence_length']}",
         fontsize=9,
     )

@@ -74,8 +74,13 @@ def load_corpus(name: str) -> Corpus:
 
 
 def _topics() -> Iterator[str]:
-    from pydoc_data.topics import topics
-
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise LaunchError(
+            f"corpus {DOCS!r} needs pydoc_data, which this Python was packaged without ({error}); "
+            "on Debian and Ubuntu it is in libpython3-stdlib; or give --corpus a path"
+        ) from error
     for key in sorted(topics):
         yield topics[key]
 

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from run_files import FILE, SCHEMA_VERSION
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-SCHEMA_VERSION = 1
-FILE = "losses.json"
 WARM_UP_STEPS = 3
 
 

@@ -68,6 +68,12 @@ def test_python_docs_are_the_topics_in_order():
     assert facts["sha256"] == load_corpus("python-docs").facts()["sha256"]
 
 
+def test_a_python_without_its_docs_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(LaunchError, match="packaged without"):
+        load_corpus("python-docs")
+
+
 def test_the_standard_library_is_added_without_its_tests():
     corpus = load_corpus("python-stdlib")
     docs = load_corpus("python-docs")
