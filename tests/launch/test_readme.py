@@ -69,5 +69,5 @@ def test_errors_that_are_shown_exist(text):
 
 
 def test_no_machine_is_named(text):
-    for word in ("/root/", "/home/", "/tmp/", "/work/"):
+    for word in ("/root/", "/home/", "/tmp/", "/mnt/"):
         assert word not in text
