@@ -189,39 +189,3 @@ def test_forward_only_takes_no_gradient(qkv):
     assert attention(*grad, fwd=True).requires_grad is False
     assert attention(*grad, fwd=True, backend="flex_attention").requires_grad is False
     assert attention(*grad).requires_grad is True
-
-
-class TestModels:
-    """run_call: what the transformers adapter calls."""
-
-    def test_the_loaded_backend_serves_and_a_context_overrides_it(self, qkv, monkeypatch):
-        monkeypatch.setenv("HF_ATTN_BACKEND", "flex_attention")  # a preference: not for a name
-        run_call("eager", *qkv, CAUSAL, scale=None)
-        with attn_backend("sdpa"):
-            out = run_call("eager", *qkv, CAUSAL, scale=None)
-        assert served() == {"eager": 1, "sdpa": 1}
-        want, _ = attention_reference(*qkv, is_causal=True)
-        assert torch.allclose(out.double(), want, atol=1e-5)
-
-    def test_auto_is_steered_by_environment_and_context(self, qkv, monkeypatch):
-        run_call("auto", *qkv, CAUSAL, scale=None)
-        monkeypatch.setenv("HF_ATTN_BACKEND", "eager")
-        run_call("auto", *qkv, CAUSAL, scale=None)
-        with attn_backend("flex_attention"):
-            run_call("auto", *qkv, CAUSAL, scale=None)
-            with attn_backend("auto"):
-                run_call("sdpa", *qkv, CAUSAL, scale=None)  # auto goes back to the environment
-        assert served() == {"sdpa": 1, "eager": 2, "flex_attention": 1}
-
-    def test_the_cache_flag_reaches_the_backend(self, qkv):
-        with pytest.raises(CallRefusedError) as without:
-            run_call("triton_decode", *qkv, CAUSAL, scale=None)
-        with pytest.raises(CallRefusedError) as cached:
-            run_call("triton_decode", *qkv, CAUSAL, scale=None, has_cache=True)
-        assert any("KV cache" in reason for reason in without.value.reasons)
-        assert not any("KV cache" in reason for reason in cached.value.reasons)
-
-    def test_a_new_shape_is_validated_again(self, qkv):
-        run_call("sdpa", *qkv, CAUSAL, scale=None)
-        with pytest.raises(ValueError, match="value must be as long as key"):
-            run_call("sdpa", qkv[0], qkv[1], qkv[2][:, :, :3], CAUSAL, scale=None)
