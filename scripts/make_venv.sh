@@ -26,6 +26,16 @@ sys.exit(not (release >= (2, 11) and (sys.argv[1] == "cpu" or torch.cuda.is_avai
 PY
 }
 
+# Where an interpreter is itself one of a venv, --system-site-packages shows the packages of that
+# venv's base only: show the venv's own, too.
+share_packages() {
+    local theirs ours
+    theirs=$("$1" -c 'import sys, sysconfig
+if sys.prefix != sys.base_prefix: print(sysconfig.get_path("purelib"))')
+    ours=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    [ -z "$theirs" ] || echo "$theirs" >"$ours/_shared_packages.pth"
+}
+
 # make_venv EXTRAS [GROUP]: .venv with torch, the package (editable) with EXTRAS, and the
 # requirements of the dependency group GROUP.
 make_venv() {
@@ -42,6 +52,7 @@ make_venv() {
         say "making .venv ($("$python" -V), for a ${kind^^})"
         "$python" -m venv "${options[@]}" .venv ||
             fail "no venv could be made; on Debian and Ubuntu: apt-get install python3-venv"
+        [ "${#options[@]}" = 0 ] || share_packages "$python"
     fi
     if ! torch_suits .venv/bin/python "$kind"; then
         local torch="torch>=2.11"
