@@ -202,7 +202,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     b, h, _, d = query.shape
     if key.shape[0] != b or value.shape[0] != b:
         raise InvalidCallError(
-            f"key and value must have the query's batch {b}, got {key.shape[0]} and {value.shape[0]}"
+            f"key and value must have the query's batch {b}, "
+            f"got {key.shape[0]} and {value.shape[0]}"
         )
     if key.shape[3] != d:
         raise InvalidCallError(f"key must have the query's head_dim {d}, got {key.shape[3]}")

@@ -8,7 +8,7 @@ AttentionBackendError
 │       ├── GateNotImplementedError           the gate module itself is absent
 │       ├── GateMissingError                  no artifact for this device
 │       ├── GateStaleError                    the kernel's source or the environment changed
-│       ├── GateInvalidError                  truncated, edited, future-schema or foreign artifact
+│       ├── GateInvalidError (ValueError)     truncated, edited, future-schema or foreign artifact
 │       └── GateFailedError                   a measured class is over its budget
 ├── CallError                                 call time: one attention call
 │   ├── InvalidCallError (ValueError)         arguments that describe no attention call
@@ -92,7 +92,7 @@ class GateStaleError(GateError):
     """The artifact was measured with another kernel source or in another environment."""
 
 
-class GateInvalidError(GateError):
+class GateInvalidError(GateError, ValueError):
     """The artifact cannot be trusted: truncated, edited, of a future schema, of another device."""
 
 

@@ -60,7 +60,7 @@ class ModelDims:
         hidden = get("hidden_size", "n_embd", "d_model")
         if head_dim is None and heads and hidden:
             head_dim = hidden // heads
-        dtype = get("dtype", "torch_dtype")
+        dtype = get("dtype")
         window = get("sliding_window") if get("use_sliding_window") is not False else None
         return cls(
             head_dim=head_dim,
