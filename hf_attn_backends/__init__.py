@@ -62,10 +62,9 @@ if TYPE_CHECKING:
         select_attn_implementation,
     )
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - in the plain order of sorted()
     "ALL_BACKENDS",
     "ATTN_BACKEND",
-    "TRITON_FA2_GATE_MODULE",
     "AttentionBackend",
     "AttentionBackendCallback",
     "AttentionBackendError",
@@ -93,6 +92,7 @@ __all__ = [
     "RegistrationError",
     "RegistryCorruptError",
     "SelectionError",
+    "TRITON_FA2_GATE_MODULE",
     "UnknownBackendError",
     "attention",
     "attn_backend",

@@ -22,8 +22,6 @@ from hf_attn_backends.hf.custom_masks import visibility_of
 from hf_attn_backends.hf.packing import intersect, rows_of_lengths, rows_of_positions
 from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
 
-NAMES = ("triton_fa2", "triton_decode", "auto")
-
 _windows: dict[int, Visibility] = {}
 
 

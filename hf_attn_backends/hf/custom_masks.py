@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.import_utils import is_tracing
 
 from hf_attn_backends.errors import CallRefusedError, compose
 from hf_attn_backends.hf.memo import HOLES, MASKS
@@ -40,16 +41,19 @@ def visibility_of(mask: Any, q_length: int, k_length: int) -> Visibility:
         )
     if mask.dtype == torch.int32 and mask.shape[-1] == 2 and mask.shape[1] == 1:
         return _own(mask)
-    if torch.compiler.is_compiling():
-        kept: dict = {}
-    else:
+    kept: dict = {}
+    if not torch.compiler.is_compiling():
         kept = MASKS.of(mask)
         if (found := kept.get((_READ, k_length))) is not None:
             return found
+    compiling = torch.compiler.is_compiling()
+    tracing = is_tracing(mask)  # also fake tensors and captured streams: nothing can be read
     if mask.dtype == torch.bool:
-        seen, read = mask, q_length > 1 and HOLES not in kept and not torch.compiler.is_compiling()
+        seen, read = mask, q_length > 1 and HOLES not in kept and not tracing
     elif mask.dtype.is_floating_point:
-        seen, read = mask == 0, True
+        if tracing and not compiling:  # torch.compile breaks the graph at the reading instead
+            raise _refused("an additive attention_mask cannot be read while a graph is captured")
+        seen, read = mask == 0, not compiling
         if not bool((seen | (mask <= HIDDEN)).all()):
             raise _refused(_bias(mask))
     else:
@@ -71,7 +75,7 @@ def visibility_of(mask: Any, q_length: int, k_length: int) -> Visibility:
     own_memory = seen is not mask and seen._base is not mask
     if rows is not None or own_memory:  # a view of the mask would keep it alive for ever
         kept[_READ, k_length] = visibility
-    else:
+    elif read:
         kept[HOLES] = True
     return visibility
 

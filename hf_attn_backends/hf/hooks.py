@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 CHECK = "_check_and_adjust_attn_implementation"
 CORRECT = "get_correct_attn_implementation"
-METHODS = (CHECK, CORRECT)
+METHODS = {CHECK: "attn_implementation", CORRECT: "requested_attention"}
+"""The methods, and the name of the argument that each is asked about."""
 
 _MARK = "__hf_attn_backends_hook__"
 
@@ -125,12 +126,13 @@ def _make(cls: type, name: str, current: Any, policy: Policy) -> _Hook:
         # patched later is still asked
         return getattr(super(cls, self), name) if current is None else current.__get__(self)
 
-    def hook(self: Any, value: str | None, *args: Any, **kwargs: Any) -> Any:
+    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not state.active:
-            return following(self)(value, *args, **kwargs)
+            return following(self)(*args, **kwargs)
         with _entered(policy, self) as outermost:
             if not outermost:
-                return following(self)(value, *args, **kwargs)
+                return following(self)(*args, **kwargs)
+            value, args = (args[0], args[1:]) if args else (kwargs.pop(METHODS[name]), ())
             answer, commit = policy(self, value)
             result = following(self)(answer, *args, **kwargs)
             if commit is not None:

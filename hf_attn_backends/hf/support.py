@@ -15,8 +15,7 @@ from typing import Any
 
 from hf_attn_backends.errors import AttentionBackendError, BackendRefusedError, compose
 from hf_attn_backends.hf import decisions, hooks
-
-OUR_NAMES = ("triton_fa2", "triton_decode", "auto")
+from hf_attn_backends.hf.register import NAMES
 
 _ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
 _LOOKS_UP = re.compile(r"ALL_ATTENTION_FUNCTIONS(\.get_interface\(|\.get\(|\[)")
@@ -27,7 +26,7 @@ _MISSING = object()
 def refuse_unsupported(model: Any, value: str | None) -> tuple[str | None, None]:
     """The policy on `PreTrainedModel`: refuse our names where they would not be looked up."""
     plain = value.removeprefix("paged|") if isinstance(value, str) else value
-    if plain not in OUR_NAMES:
+    if plain not in NAMES:
         return value, None
     name = type(model).__name__
     if value != plain:
@@ -70,11 +69,8 @@ def looks_up_interface(cls: type) -> bool:
     """
     if getattr(cls, "_supports_attention_backend", False):
         return True
-    names = {
-        parent.__module__
-        for parent in cls.__mro__
-        if hasattr(parent, hooks.CORRECT) and parent.__module__ != _BASE_MODULE
-    }
+    models = (parent for parent in cls.__mro__ if hasattr(parent, hooks.CORRECT))
+    names = {parent.__module__ for parent in models} - {_BASE_MODULE}
     sources = [source for name in names if (source := _source_of(name)) is not None]
     if any(_LOOKS_UP.search(source) for source in sources):
         return True
@@ -89,6 +85,25 @@ def _source_of(module_name: str) -> str | None:
         return inspect.getsource(module)
     except (OSError, TypeError):
         return None
+
+
+def _refuse_unchanged(model: Any, value: Any) -> None:
+    """Refuse where transformers only warned that it cannot switch this class at run time."""
+    now = model.config._attn_implementation
+    if not isinstance(value, str) or value not in NAMES or now == value:
+        return
+    reason = (
+        f"transformers cannot switch {type(model).__name__} at run time (it finds no call of "
+        f"ALL_ATTENTION_FUNCTIONS.get_interface in the class's source) and would go on with '{now}'"
+    )
+    raise BackendRefusedError(
+        compose(
+            f"set_attn_implementation('{value}')",
+            [reason],
+            works=f"loading the model anew with attn_implementation='{value}'",
+        ),
+        [reason],
+    )
 
 
 class _Undoing:
@@ -114,10 +129,12 @@ class _Undoing:
                 return had(model, *args, **kwargs)
             before = _state_of(model)
             try:
-                return had(model, *args, **kwargs)
+                result = had(model, *args, **kwargs)
+                _refuse_unchanged(model, args[0] if args else kwargs["attn_implementation"])
             except AttentionBackendError:
                 _restore(before)
                 raise
+            return result
 
         self.function = set_attn_implementation
         cls.set_attn_implementation = set_attn_implementation  # type: ignore[attr-defined]

@@ -53,12 +53,14 @@ def test_at_most_50_ms_on_top_of_transformers_without_torch_or_triton():
 AFTERWARDS = """
 import json, sys
 import hf_attn_backends
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+early = "triton_fa2" in ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.mistral.modeling_mistral import MistralPreTrainedModel
 import torch
 from hf_attn_backends.hf import hooks
 print(json.dumps({
+    "early": early,
     "attention": [n in ALL_ATTENTION_FUNCTIONS for n in ("triton_fa2", "triton_decode", "auto")],
     "masks": [n in ALL_MASK_ATTENTION_FUNCTIONS for n in ("triton_fa2", "triton_decode", "auto")],
     "mistral": hooks.installed(MistralPreTrainedModel),
@@ -73,31 +75,20 @@ print(json.dumps({
     [
         "",
         "import transformers.models.mistral.modeling_mistral\n",
-        "import hf_attn_backends.hf.masks\n",
-        "import hf_attn_backends.hf.support, hf_attn_backends.hf.mistral\n",
+        "import hf_attn_backends.hf.masks, hf_attn_backends.hf.support\n",
     ],
 )
 def test_registers_whichever_is_imported_first(first):
     got = _python(first + AFTERWARDS)
     assert got == {
-        "attention": [True] * 3, "masks": [True] * 3, "mistral": True, "cuda": False,
+        "early": True, "attention": [True] * 3, "masks": [True] * 3, "mistral": True, "cuda": False,
         "kernels": [],
     }  # fmt: skip
 
 
-def test_a_mask_alone_is_fitted_before_any_model_is_imported():
-    code = """
-import json
-import hf_attn_backends
-import transformers.masking_utils as masks
-print(json.dumps([n in masks.ALL_MASK_ATTENTION_FUNCTIONS for n in ("triton_fa2", "auto")]))
-"""
-    assert _python(code) == [True, True]
-
-
 def test_public_names_are_sorted_complete_and_there():
     names = hf_attn_backends.__all__
-    assert names == sorted(names)  # capitals before small letters, as ruff sorts constants
+    assert names == sorted(names)
     issue = {
         "ALL_BACKENDS", "TRITON_FA2_GATE_MODULE", "BackendReport", "probe_backends",
         "select_attn_implementation", "banner_value", "benchmark_backends",

@@ -337,3 +337,29 @@ def test_what_transformers_would_swap_in_quietly_is_refused(models, gated, monke
     decision = decision_of(MistralForCausalLM._from_config(models.config()))
     assert decision.resolved == "eager"
     assert "fell back" in decision.reasons[-1]
+
+
+def test_a_class_that_cannot_be_switched_is_refused_and_not_only_warned_about(models, gated):
+    model = models.build(models.config(), "eager")
+    cls = type(model)
+    before = cls._can_set_attn_implementation()
+    cls._can_set_attn_implementation_cached_value = False  # as in a REPL, without a source
+    try:
+        with pytest.raises(BackendRefusedError, match="would go on with 'eager'"):
+            model.set_attn_implementation("triton_fa2")
+        assert model.config._attn_implementation == decision_of(model).resolved == "eager"
+    finally:
+        cls._can_set_attn_implementation_cached_value = before
+    model.set_attn_implementation("triton_fa2")
+    assert decision_of(model).resolved == "triton_fa2"
+
+
+def test_the_hooked_methods_take_their_argument_by_name_too(models, gated):
+    model = models.build(models.config(), "eager")
+    assert model.get_correct_attn_implementation(requested_attention="triton_fa2") == "triton_fa2"
+    answer = model._check_and_adjust_attn_implementation(
+        attn_implementation="sdpa", is_init_check=False
+    )
+    assert answer == "sdpa"
+    with pytest.raises(BackendRefusedError, match="head_dim"):
+        model.get_correct_attn_implementation(requested_attention="flashmla")

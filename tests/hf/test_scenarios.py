@@ -96,6 +96,7 @@ def test_rows_that_see_nothing_are_finite_and_leave_the_rest_alone(models, calls
     assert torch.isfinite(out).all()
     assert all(torch.isfinite(p.grad).all() for p in tried.parameters() if p.grad is not None)
     models.near(out[:1], eager(input_ids=ids[:1]).logits)
+    assert {call["visibility"].kind for call in calls} == {"intervals"}
 
 
 @pytest.mark.parametrize("length", [5, 6, 7, 13])
