@@ -1,0 +1,226 @@
+"""Launch the decode kernels: few query rows, many keys, contiguous or in pages.
+
+Shapes: `B` batch, `H` query heads, `G` key/value heads, `M` query length, `N` key length, `D`
+head dim.
+
+Whatever decides the launch (tiles, number of splits, size of the workspace) is read off shapes and
+the device, never off values: no host synchronisation, and a captured CUDA graph stays right when
+lengths, tables or intervals change under it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from hf_attn_backends.errors import InvalidCallError
+from hf_attn_backends.kernels.triton.decode_kernels import (
+    _attn_decode_combine_kernel,
+    _attn_decode_kernel,
+)
+from hf_attn_backends.kernels.triton.decode_tiles import (
+    DecodeTile,
+    decode_tile_of,
+    device_of,
+    splits_of,
+)
+from hf_attn_backends.kernels.triton.launch import (
+    INTERPRETED,
+    block_d,
+    compute_dtype,
+    launch_options,
+    on_device,
+    precision,
+    rows_contiguous,
+    visibility_arguments,
+    wide,
+)
+from hf_attn_backends.kernels.visibility import Visibility
+
+MAX_QUERY_LENGTH = 16
+
+
+def refusals(query: Tensor, visibility: Visibility) -> list[str]:
+    """Why the decode kernels cannot serve a call; empty when they can.
+
+    Args:
+        query: `[B, H, M, D]`.
+        visibility: Which keys each row sees.
+    """
+    reasons = []
+    if query.shape[2] > MAX_QUERY_LENGTH:
+        reasons.append(f"q_len must be at most {MAX_QUERY_LENGTH}, got q_len {query.shape[2]}")
+    if visibility.dense is not None:
+        reasons.append("visibility must be full, causal, window or intervals, got dense")
+    return reasons
+
+
+def launch_decode(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    scale: float,
+    *,
+    lengths: Tensor | None = None,
+    tile: DecodeTile | None = None,
+    splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of a few query rows over contiguous keys.
+
+    Args:
+        query: `[B, H, M, D]`, bf16, fp16 or fp32, M at most 16, any strides.
+        key: `[B, G, N, D]`, any strides.
+        value: `[B, G, N, D]`, any strides.
+        visibility: Which keys each row sees; not dense.
+        scale: Factor of the scores.
+        lengths: `[B]` int32, how many of the N keys each sequence has, or None: all. Causal
+            visibility and windows are aligned to the last key of each.
+        tile: In place of the table's entry; for benchmarks.
+        splits: In place of the number that the shapes give; for benchmarks.
+
+    Returns:
+        The output `[B, H, M, D]`, a view of `[B, M, H, D]` memory, in the query's dtype, and the
+        log-sum-exp `[B, H, M]`, fp32, natural log, -inf for rows that see nothing. Deterministic.
+    """
+    dtype = compute_dtype(query)
+    if dtype != query.dtype:
+        wider = (t.to(dtype) for t in (query, key, value))
+        out, lse = launch_decode(
+            *wider, visibility, scale, lengths=lengths, tile=tile, splits=splits
+        )
+        return out.to(query.dtype), lse
+    key, value = rows_contiguous(key), rows_contiguous(value)
+    return _launch(
+        query, key, value, visibility, scale, key.shape[1], key.shape[2],
+        key.stride()[:3], value.stride()[:3], lengths, None, 0, wide(key, value), tile, splits,
+    )  # fmt: skip
+
+
+def launch_paged_decode(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    visibility: Visibility,
+    scale: float,
+    *,
+    tile: DecodeTile | None = None,
+    splits: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`launch_decode` over a paged cache.
+
+    Args:
+        query: `[B, H, M, D]`.
+        key_cache: `[blocks, block_size, G, D]`, last dimension contiguous.
+        value_cache: `[blocks, block_size, G, D]`, likewise.
+        block_table: `[B, blocks of a sequence]` int32: key `n` of sequence `b` is row
+            `n % block_size` of block `block_table[b, n // block_size]`. Entries beyond a
+            sequence's length are never read.
+        lengths: `[B]` int32.
+        visibility: Over each sequence's keys, `0 <= n < lengths[b]`; not dense.
+        scale: Factor of the scores.
+        tile: As in `launch_decode`.
+        splits: As in `launch_decode`.
+
+    Returns:
+        As `launch_decode`.
+    """
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if cache.stride(3) != 1:  # never copied: a cache is the largest tensor there is
+            raise InvalidCallError(
+                f"{name} must have a contiguous last dimension, got strides {cache.stride()}"
+            )
+    dtype = compute_dtype(query)
+    if dtype != query.dtype:
+        wider = (t.to(dtype) for t in (query, key_cache, value_cache))
+        out, lse = launch_paged_decode(
+            *wider, block_table, lengths, visibility, scale, tile=tile, splits=splits
+        )
+        return out.to(query.dtype), lse
+    if block_table.stride(1) != 1:
+        block_table = block_table.contiguous()
+    block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
+
+    def strides(cache: Tensor) -> tuple[int, int, int]:
+        return cache.stride(0), cache.stride(2), cache.stride(1)
+
+    is_wide = wide(key_cache.transpose(1, 2), value_cache.transpose(1, 2))
+    return _launch(
+        query, key_cache, value_cache, visibility, scale, kv_heads,
+        block_table.shape[1] * block_size, strides(key_cache), strides(value_cache),
+        lengths, block_table, block_size, is_wide, tile, splits,
+    )  # fmt: skip
+
+
+def _launch(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    scale: float,
+    kv_heads: int,
+    k_len: int,
+    key_strides: tuple[int, ...],
+    value_strides: tuple[int, ...],
+    lengths: Tensor | None,
+    table: Tensor | None,
+    page: int,
+    is_wide: bool,
+    tile: DecodeTile | None,
+    splits: int | None,
+) -> tuple[Tensor, Tensor]:
+    reasons = refusals(query, visibility)
+    if reasons:
+        raise InvalidCallError("; ".join(reasons))
+    batch, heads, q_len, head_dim = query.shape
+    group = heads // kv_heads
+    out = query.new_empty(batch, q_len, heads, head_dim).transpose(1, 2)
+    lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=query.device)
+    if out.numel() == 0:
+        return out, lse
+    query = rows_contiguous(query)
+    tile = tile or decode_tile_of(query, group * q_len)
+    tiles_m = triton.cdiv(group * q_len, tile.block_m)
+    programs = batch * kv_heads * tiles_m
+    if splits is None:
+        seen = k_len if visibility.window is None else min(k_len, visibility.window + q_len - 1)
+        splits = splits_of(query, tile, programs, seen)
+    rows = batch * heads * q_len
+    part, part_lse = lse, lse
+    if splits > 1:
+        part = torch.empty(rows, splits, head_dim, dtype=torch.float32, device=query.device)
+        part_lse = torch.empty(rows, splits, dtype=torch.float32, device=query.device)
+    # Where a page is has to be loaded before what is in it, and takes stages of its own.
+    stages = tile.stages if table is None else 2 * tile.stages - 1
+    vis = visibility_arguments(visibility, lse)
+    bd = block_d(head_dim)
+    pdl = _dependent_launches(query)
+    options = {"launch_pdl": True} if pdl else {}
+    with on_device(query):
+        _attn_decode_kernel[(programs, splits)](
+            query, key, value, out, lse, part, part_lse,
+            lse if lengths is None else lengths, vis.intervals, lse if table is None else table,
+            *query.stride()[:3], *key_strides, *value_strides, *out.stride()[:3],
+            *vis.interval_strides, 0 if table is None else table.stride(0),
+            kv_heads, group, tiles_m, splits, q_len, k_len, vis.window, scale,
+            HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n,
+            WARPS_APART=tile.warps_apart, KIND=vis.kind, LENGTHS=lengths is not None, PAGE=page,
+            SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype), STAGES=stages,
+            PDL=pdl, **launch_options(tile.warps), **options,
+        )  # fmt: skip
+        if splits > 1:
+            padded = triton.next_power_of_2(splits)
+            _attn_decode_combine_kernel[(rows,)](
+                part, part_lse, out, lse, *out.stride()[:3], heads, q_len, splits,
+                HEAD_DIM=head_dim, BD=bd, SPLITS=padded, CHUNK=min(padded, 4096 // bd),
+                PDL=pdl, **launch_options(4), **options,
+            )  # fmt: skip
+    return out, lse
+
+
+def _dependent_launches(query: Tensor) -> bool:
+    """Whether a kernel may be launched before the one before it has ended, and wait in itself."""
+    return not INTERPRETED and device_of(query.device.index).capability >= (9, 0)

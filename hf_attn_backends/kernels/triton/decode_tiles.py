@@ -1,0 +1,114 @@
+"""Tiles and numbers of splits of the decode kernels: tables and shapes, no tuning at run time."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hf_attn_backends.kernels.triton.launch import INTERPRETED
+
+MAX_SPLITS = 128
+
+
+class DecodeTile(NamedTuple):
+    """BM packed rows by BN keys.
+
+    Attributes:
+        block_m: Rows: query rows of all heads of a key head's group.
+        block_n: Keys of a tile.
+        warps_apart: Warps that keep keys to themselves (all of them), or 1: they share a tile.
+        warps: Triton's `num_warps`.
+        stages: Pipelining depth of the loop over keys.
+        resident: Programs that one multiprocessor holds at a time.
+    """
+
+    block_m: int
+    block_n: int
+    warps_apart: int
+    warps: int
+    stages: int
+    resident: int
+
+
+class Device(NamedTuple):
+    """What the choice depends on."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+
+
+# On Triton's interpreter: two warps' worth of keys, several tiles and splits of a short sequence.
+_INTERPRETER = DecodeTile(16, 32, 2, 2, 1, 1)
+_INTERPRETER_DEVICE = Device((0, 0), 6)
+
+
+@lru_cache(maxsize=64)
+def device_of(index: int) -> Device:
+    """Capability and number of multiprocessors of a CUDA device."""
+    facts = torch.cuda.get_device_properties(index)
+    return Device((facts.major, facts.minor), facts.multi_processor_count)
+
+
+def decode_tile(
+    capability: tuple[int, int], head_dim: int, itemsize: int, packed: int
+) -> DecodeTile:
+    """The tile for one device, head dim, dtype and number of packed rows.
+
+    Args:
+        capability: CUDA compute capability.
+        head_dim: `D`.
+        itemsize: Bytes per element of query, key and value.
+        packed: Rows of a key head's group, `(H // G) * M`.
+    """
+    rows = 16 if packed <= 16 else 32 if packed <= 32 else 64
+    large = capability in ((8, 0), (9, 0), (10, 0), (10, 3))  # shared memory: 163 KB or more
+    if itemsize == 4:  # IEEE products on the FP32 units, no tensor cores
+        return DecodeTile(min(rows, 32), 32 if head_dim <= 128 else 16, 1, 8, 2, 2)
+    stages = 3 if large else 2
+    if head_dim > 128:
+        return DecodeTile(min(rows, 32), 32, 1, 4, stages, 2)
+    if rows == 16:
+        return DecodeTile(16, 64, 4, 4, stages, 2)
+    return DecodeTile(rows, 64, 1, 4, stages, 2)
+
+
+def decode_tile_of(query: Tensor, packed: int) -> DecodeTile:
+    """`decode_tile` for the device and dtype of a query `[B, H, M, D]`."""
+    if INTERPRETED:
+        return _INTERPRETER
+    capability = device_of(query.device.index).capability
+    return decode_tile(capability, query.shape[-1], query.element_size(), packed)
+
+
+def splits_of(query: Tensor, tile: DecodeTile, programs: int, keys: int) -> int:
+    """`number_of_splits` on the query's device."""
+    device = _INTERPRETER_DEVICE if INTERPRETED else device_of(query.device.index)
+    return number_of_splits(device.multiprocessors, tile, programs, keys)
+
+
+@lru_cache(maxsize=4096)
+def number_of_splits(multiprocessors: int, tile: DecodeTile, programs: int, keys: int) -> int:
+    """Among how many programs a row's keys are divided.
+
+    Args:
+        multiprocessors: Of the device.
+        tile: The tile.
+        programs: Programs without a split: batch x key heads x tiles of rows.
+        keys: The most keys that a row can see.
+
+    Returns:
+        The number with the least of: waves of programs x (tiles of one program + what a program
+        costs beside its tiles), plus what combining costs, all in units of one tile's time.
+    """
+    slots = multiprocessors * tile.resident
+    tiles = max(1, -(-keys // tile.block_n))
+
+    def cost(splits: int) -> float:
+        waves = -(-programs * splits // slots)
+        combine = 0.0 if splits == 1 else 1.0 + splits / 64
+        return waves * (-(-tiles // splits) + 1.0) + combine
+
+    return min(range(1, min(tiles, MAX_SPLITS) + 1), key=cost)
