@@ -1,6 +1,6 @@
 """Compile the portable kernels for a GPU that is not there and print what ptxas made of them.
 
-    python tests/kernels/aot_compile.py CAPABILITY HEAD_DIM KIND
+    python tests/kernels/aot_compile.py CAPABILITY HEAD_DIM KIND [wide]
 
 Run in a process of its own, without TRITON_INTERPRET. Prints one JSON object: for each kernel its
 registers, bytes of stack, shared memory, and its SASS counts of spills and matrix instructions.
@@ -28,6 +28,9 @@ DESCRIPTORS = {
 }
 
 
+ROWS = re.compile(r"stride_(?!i|m)")
+
+
 def tool(name):
     """A program of the triton wheel."""
     return glob.glob(os.path.join(os.path.dirname(triton.__file__), "**", name), recursive=True)[0]
@@ -51,17 +54,17 @@ def signature(kernel, constants):
         elif name.endswith("_ptr"):
             types[name] = "*bf16"
         else:
-            types[name] = "fp32" if name == "scale" else "i32"
+            wide = constants["WIDE"] and ROWS.match(name)
+            types[name] = "fp32" if name == "scale" else "i64" if wide else "i32"
     return types
 
 
 def aligned(kernel, types):
     """Pointers and strides of rows are multiples of 16, as torch allocates them."""
-    rows = re.compile(r"stride_(?!i|m)")
     return {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(kernel.arg_names)
-        if types[name].startswith("*") or rows.match(name)
+        if types[name].startswith("*") or ROWS.match(name)
     }
 
 
@@ -97,17 +100,18 @@ def compiled(kernel, capability, constants, warps):
     }
 
 
-def main(capability, head_dim, kind):
+def main(capability, head_dim, kind, wide):
     """Compile the three kernels of one class."""
     tiles = tiles_for(divmod(capability, 10), head_dim, 2, kind)
     common = {
-        "HEAD_DIM": head_dim, "BD": block_d(head_dim), "KIND": kind, "WIDE": False,
+        "HEAD_DIM": head_dim, "BD": block_d(head_dim), "KIND": kind, "WIDE": wide,
         "PRECISION": "tf32",
     }  # fmt: skip
+    tma = capability >= 90 and not wide
     extra = {
         "forward": (forward_kernels._attn_fwd_kernel, {"HEAD_MAJOR": kind == "full"}),
-        "dkdv": (backward_kernels._attn_bwd_dkdv_kernel, {"SCAN": 1024, "TMA": capability >= 90}),
-        "dq": (backward_kernels._attn_bwd_dq_kernel, {"TMA": capability >= 90}),
+        "dkdv": (backward_kernels._attn_bwd_dkdv_kernel, {"SCAN": 1024, "TMA": tma}),
+        "dq": (backward_kernels._attn_bwd_dq_kernel, {"TMA": tma}),
     }
     found = {}
     for name, (kernel, more) in extra.items():
@@ -118,4 +122,4 @@ def main(capability, head_dim, kind):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4)

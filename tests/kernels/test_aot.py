@@ -15,11 +15,11 @@ SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 1
 SPILLS = {("forward", 90): 0, ("dq", 90): 0, ("dkdv", 90): 60}
 
 
-def compile_for(capability, head_dim, kind):
+def compile_for(capability, head_dim, kind, *flags):
     script = pathlib.Path(__file__).with_name("aot_compile.py")
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, str(script), str(capability), str(head_dim), kind],
+        [sys.executable, str(script), str(capability), str(head_dim), kind, *flags],
         env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -44,10 +44,22 @@ def test_fits_and_uses_the_tensor_cores(capability, head_dim, kind):
         assert found["spills"] <= SPILLS.get((name, capability), 40), (name, found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 86, 90, 120])
-@pytest.mark.parametrize("head_dim", [64, 256])
-@pytest.mark.parametrize("kind", ["full", "intervals", "dense"])
-def test_every_tile_fits(capability, head_dim, kind):
+def test_rows_that_lie_far_apart_compile():
+    """A tile that spans more than 2^31 elements takes 64-bit offsets, in every kernel."""
+    assert set(compile_for(90, 64, "causal", "wide")) == {"forward", "dkdv", "dq"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "kind"),
+    [
+        (80, 256, "dense"),
+        (86, 64, "intervals"),
+        (86, 256, "dense"),
+        (90, 256, "intervals"),
+        (90, 128, "dense"),
+        (120, 64, "dense"),
+    ],
+)
+def test_the_largest_tiles_fit(capability, head_dim, kind):
     for name, found in compile_for(capability, head_dim, kind).items():
         assert found["shared"] <= SHARED[capability], (name, found)

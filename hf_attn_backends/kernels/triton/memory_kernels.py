@@ -13,9 +13,12 @@ import triton.language as tl
 @triton.jit
 def tile_offsets(indices, stride, WIDE: tl.constexpr):
     """Element offsets inside a tile; int64 only where a tile spans more than 2^31 elements."""
+    # One return: a second one behind a constexpr branch would have to have the first one's type.
     if WIDE:
-        return indices.to(tl.int64) * stride
-    return indices * stride
+        offsets = indices.to(tl.int64) * stride
+    else:
+        offsets = indices * stride
+    return offsets
 
 
 @triton.jit
