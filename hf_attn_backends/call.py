@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_attn_backends.errors import InvalidCallError, InvalidDtypeError
-from hf_attn_backends.kernels.visibility import Visibility
+
+if TYPE_CHECKING:
+    from hf_attn_backends.kernels.visibility import Visibility
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -25,7 +25,9 @@ _COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="hf-attn", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="hf-attn", description="Attention backends for transformers."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = next((word for word in arguments if not word.startswith("-")), None)
     for name, (module, text) in _COMMANDS.items():

@@ -192,15 +192,14 @@ def triton_attention_with_lse(
         The forward pass is deterministic. So is the portable variant's backward pass.
         FlashAttention-2: arXiv 2307.08691.
     """
-    if scale is None:
-        scale = query.shape[-1] ** -0.5
+    factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
     arguments = (
         query,
         key,
         value,
         visibility.intervals,
         visibility.dense,
-        float(scale),
+        factor,
         visibility.causal,
         visibility.window or 0,
         backend,
