@@ -61,14 +61,16 @@ def test_logits_and_gradients(kernel_models, three, window, case):
     exact, eager, tried = three(sliding_window=window)
     n = 300
     ids, kw = kernel_models.ids(2, n), {"use_cache": False}
-    real = torch.ones(2, n, dtype=torch.bool, device="cuda")
+    real = torch.ones(2, n, dtype=torch.bool, device=kernel_models.device)
     if case in ("left", "right"):
         mask = kernel_models.padded((n, 170), n, case)
         kw |= {"attention_mask": mask, "position_ids": kernel_models.positions(mask)}
         real = mask.bool()
     elif case == "packed":
-        kw["position_ids"] = torch.cat([torch.arange(k) for k in (100, 150, 50)])[None].cuda()
-    weigh = torch.randn(2, n, 61, device="cuda") * real[..., None]
+        kw["position_ids"] = torch.cat([torch.arange(k) for k in (100, 150, 50)])[None].to(
+            ids.device
+        )
+    weigh = torch.randn(2, n, 61, device=kernel_models.device) * real[..., None]
     outs = []
     for model in (exact, eager, tried):
         out = model(input_ids=ids, **kw).logits
