@@ -39,6 +39,7 @@ from hf_attn_backends.kernels.triton.launch import (
 from hf_attn_backends.kernels.visibility import Visibility
 
 MAX_QUERY_LENGTH = 16
+QLOOP = False
 
 
 def refusals(query: Tensor, visibility: Visibility) -> list[str]:
@@ -205,11 +206,12 @@ def _launch(
             lse if lengths is None else lengths, vis.intervals, lse if table is None else table,
             *query.stride()[:3], *key_strides, *value_strides, *out.stride()[:3],
             *vis.interval_strides, 0 if table is None else table.stride(0),
-            kv_heads, group, tiles_m, splits, q_len, k_len, vis.window, scale,
+            splits, q_len, k_len, vis.window, scale,
+            KV_HEADS=kv_heads, GROUP=group, TILES_M=tiles_m,
             HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n,
             WARPS_APART=tile.warps_apart, KIND=vis.kind, LENGTHS=lengths is not None, PAGE=page,
             SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype), STAGES=stages,
-            PDL=pdl, **launch_options(tile.warps), **options,
+            PDL=pdl, QLOOP=QLOOP, **launch_options(tile.warps), **options,
         )  # fmt: skip
         if splits > 1:
             padded = triton.next_power_of_2(splits)

@@ -20,8 +20,7 @@ from hf_attn_backends.kernels.triton.memory_kernels import tile_offsets
 from hf_attn_backends.kernels.triton.visibility_kernels import row_interval
 
 RUN_TIME = (
-    "kv_heads", "group", "tiles_m", "splits", "q_len", "k_len", "window",
-    "stride_ib", "stride_im", "stride_tb",
+    "splits", "q_len", "k_len", "window", "stride_ib", "stride_im", "stride_tb",
 )  # fmt: skip
 
 
@@ -90,15 +89,16 @@ def _attn_decode_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     stride_ib, stride_im, stride_tb,
-    kv_heads, group, tiles_m, splits, q_len, k_len, window, scale,
+    splits, q_len, k_len, window, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, TILES_M: tl.constexpr,
     HEAD_DIM: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WARPS_APART: tl.constexpr, KIND: tl.constexpr, LENGTHS: tl.constexpr, PAGE: tl.constexpr,
     SPLIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    PDL: tl.constexpr, QLOOP: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows of one key head's group, one split of the keys they see.
 
-    Row `r` of the packed rows is query row `r // group` of the group's head `r % group`. With
+    Row `r` of the packed rows is query row `r // GROUP` of the group's head `r % GROUP`. With
     `SPLIT`, normalised fp32 results go to `part_ptr` `[B * H * M, splits, D]` and their
     log-sum-exps, base 2, to `part_lse_ptr`; otherwise straight to `out` and `lse`.
     """
@@ -107,12 +107,12 @@ def _attn_decode_kernel(
     W: tl.constexpr = WARPS_APART
     pid = tl.program_id(0)
     split = tl.program_id(1)
-    tile = pid % tiles_m
-    kv = (pid // tiles_m) % kv_heads
-    b = pid // tiles_m // kv_heads
+    tile = pid % TILES_M
+    kv = (pid // TILES_M) % KV_HEADS
+    b = pid // TILES_M // KV_HEADS
     packed = tile * BM + tl.arange(0, BM)
-    rows = packed // group
-    heads = kv * group + packed % group
+    rows = packed // GROUP
+    heads = kv * GROUP + packed % GROUP
     valid = rows < q_len
     offs_d = tl.arange(0, BD)
     columns = (offs_d < HEAD_DIM)[None, :]
@@ -124,18 +124,20 @@ def _attn_decode_kernel(
     start, end = row_interval(
         rows, b, q_len, k_len, window, intervals_ptr, stride_ib, stride_im, KIND
     )
-    m_last = tl.minimum((tile * BM + BM - 1) // group, q_len - 1)
-    lo, hi = visible_range(start, end, rows, tile * BM // group, m_last, q_len, k_len, window, KIND)
+    m_last = tl.minimum((tile * BM + BM - 1) // GROUP, q_len - 1)
+    lo, hi = visible_range(start, end, rows, tile * BM // GROUP, m_last, q_len, k_len, window, KIND)
     first_tile = lo // BN
     tiles = tl.cdiv(hi, BN) - first_tile
-    first = (first_tile + tiles * split // splits) * BN
-    last = tl.minimum((first_tile + tiles * (split + 1) // splits) * BN, hi)
+    share = tiles // splits  # the first `more` splits have a tile more
+    more = tiles - share * splits
+    first = (first_tile + share * split + tl.minimum(split, more)) * BN
+    last = tl.minimum(first + tl.where(split < more, share + 1, share) * BN, hi)
 
-    q_base = q_ptr + b.to(tl.int64) * stride_qb
     q_rows = heads.to(tl.int64) * stride_qh + rows.to(tl.int64) * stride_qm
-    q = tl.load(
-        q_base + q_rows[:, None] + offs_d[None, :], mask=valid[:, None] & columns, other=0.0
-    )
+    q_ptrs = q_ptr + b.to(tl.int64) * stride_qb + q_rows[:, None] + offs_d[None, :]
+    q_mask = valid[:, None] & columns
+    if not QLOOP:
+        q = tl.load(q_ptrs, mask=q_mask, other=0.0)
     k_base = k_ptr + kv.to(tl.int64) * stride_kh
     v_base = v_ptr + kv.to(tl.int64) * stride_vh
     table = table_ptr + b.to(tl.int64) * stride_tb
@@ -145,7 +147,6 @@ def _attn_decode_kernel(
 
     if W > 1:
         AXIS: tl.constexpr = 2
-        q = tl.broadcast_to(q[None, :, :], [W, BM, BD])
         warp_keys = tl.arange(0, W)[:, None] * (BN // W) + tl.arange(0, BN // W)[None, :]
         offs_n = warp_keys[:, :, None]
         offs_cols = warp_keys[:, None, :]
@@ -165,6 +166,11 @@ def _attn_decode_kernel(
         acc = tl.zeros([BM, BD], tl.float32)
         denom = tl.zeros([BM], tl.float32)
         peak = tl.full([BM], float("-inf"), tl.float32)
+    if W > 1 and QLOOP:
+        q_ptrs = tl.broadcast_to(q_ptrs[None, :, :], [W, BM, BD])
+        q_mask = tl.broadcast_to(q_mask[None, :, :], [W, BM, BD])
+    elif W > 1:
+        q = tl.broadcast_to(q[None, :, :], [W, BM, BD])
     qk_scale = scale * LOG2E
 
     for n0 in tl.range(first, last, BN, num_stages=STAGES):
@@ -176,6 +182,8 @@ def _attn_decode_kernel(
             v_base, table, n0, last, stride_vb, stride_vn, offs_n, offs_k,
             BN, HEAD_DIM, BD, PAGE, WIDE,
         )  # fmt: skip
+        if QLOOP:
+            q = tl.load(q_ptrs + tl.minimum(n0, 0), mask=q_mask, other=0.0)
         if W > 1:
             s = tl.dot(q, tl.permute(k, (0, 2, 1)), input_precision=PRECISION)
         else:
@@ -204,7 +212,7 @@ def _attn_decode_kernel(
     total = tl.where(some, denom, 1.0)
     result = acc * tl.where(some, 1.0 / total, 0.0)[:, None]
     lse2 = tl.where(some, peak + tl.log2(total), float("-inf"))
-    row = (b.to(tl.int64) * kv_heads * group + heads) * q_len + rows
+    row = (b.to(tl.int64) * (KV_HEADS * GROUP) + heads) * q_len + rows
     if SPLIT:
         slot = row * splits + split
         # Nothing is kept of an empty split but that it is empty.
