@@ -244,22 +244,22 @@ def _consumer(
         lo_row, hi_row = row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride)
     mbarrier.wait(q_full.index(0), 0)
     mbarrier.wait(k_full.index(0), 0)
-    sf = gl.zeros([64, FIRST], gl.float32, f_layout)
-    kf = k_s.index(0).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
-    qf = q_s.index(w).reshape([64, D])
+    s0 = gl.zeros([64, FIRST], gl.float32, f_layout)
+    k0 = k_s.index(0).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
+    q0 = q_s.index(w).reshape([64, D])
     q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    q_left = _query_left(qf, q_layout, QREG)
-    sf = _scores(qf, q_left, kf, sf, QREG)
-    sf = warpgroup_mma_wait(0, deps=[sf])
+    q_left = _query_left(q0, q_layout, QREG)
+    s0 = _scores(q0, q_left, k0, s0, QREG)
+    s0 = warpgroup_mma_wait(0, deps=[s0])
     bar_arrive(_KEY_FREE, "288")
-    sf = _mask_first(
-        sf, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row, KIND, f_layout
+    s0 = _mask_first(
+        s0, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row, KIND, f_layout
     )
-    mf, pf = _first_softmax(sf, qk_scale, KIND)
-    m = gl.convert_layout(mf, row_s)
+    m0, p0 = _first_softmax(s0, qk_scale, KIND)
+    m = gl.convert_layout(m0, row_s)
     l_layout: gl.constexpr = _lane_sum(gl.zeros([64, BN], gl.float32, s_layout)).type.layout
-    lanes = gl.convert_layout(_lane_sum(pf), l_layout)
-    p16 = _pack(pf, dtype, p_layout, BN)
+    lanes = gl.convert_layout(_lane_sum(p0), l_layout)
+    p16 = _pack(p0, dtype, p_layout, BN)
     mbarrier.wait(v_full.index(0), 0)
     it = 0
     for turn in range(turns):
@@ -309,6 +309,7 @@ def _consumer(
             acc = warpgroup_mma_wait(0, deps=[acc])
             bar_arrive(_VALUE_FREE + old, "288")
             p16 = _pack(p, dtype, p_layout, BN)
+        _use(blocks)
         bar_arrive(_QUERY_FREE + (turn & 1), "288")
         more = turn + 1 < turns
         old = it & 1
@@ -324,12 +325,24 @@ def _consumer(
         # In front of the branch: where both sides use one descriptor of the values, ptxas 12.8
         # forgets to compute it on one of them.
         last = warpgroup_mma(p16, v_s.index(old).reshape([BN, D]), acc, is_async=True)
+        turn_n = gl.minimum(turn + 1, turns - 1)
+        batch_n, head_n, row0_n = tile_rows(pick_tile(turn_n), batch_heads, m_tiles, section, heads)
+        hi_n, blocks_n, full_lo_n, full_hi_n = tile_span(
+            row0_n, batch_n, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, flat
+        )
+        lo_row_n = lo_row
+        hi_row_n = hi_row
+        if KIND == 3:
+            rows_n = row0_n + w * 64 + gl.arange(0, 64, row_s)
+            lo_row_n, hi_row_n = row_bounds(
+                rows_n, batch_n, m_len, n_len, intervals_ptr, batch_stride
+            )
         if more:
-            sf = gl.zeros([64, FIRST], gl.float32, f_layout)
-            kf = k_s.index(stage).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
+            sn = gl.zeros([64, FIRST], gl.float32, f_layout)
+            kn = k_s.index(stage).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
             qn = q_s.index(slot * 2 + w).reshape([64, D])
             q_left = _query_left(qn, q_layout, QREG)
-            sf = _scores(qn, q_left, kf, sf, QREG)
+            sn = _scores(qn, q_left, kn, sn, QREG)
             if TURNS:
                 bar_arrive(_TURN + 1 - w, "256")
             done = warpgroup_mma_wait(PARTS, deps=[last])
@@ -338,23 +351,16 @@ def _consumer(
                 done, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
                 s_layout, o_layout,
             )  # fmt: skip
-            batch, head, row0 = tile_rows(pick_tile(turn + 1), batch_heads, m_tiles, section, heads)
-            hi, blocks, full_lo, full_hi = tile_span(
-                row0, batch, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, flat
-            )
-            if KIND == 3:
-                rows = row0 + w * 64 + gl.arange(0, 64, row_s)
-                lo_row, hi_row = row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride)
-            sf = warpgroup_mma_wait(0, deps=[sf])
+            sn = warpgroup_mma_wait(0, deps=[sn])
             bar_arrive(_KEY_FREE + stage, "288")
-            sf = _mask_first(
-                sf, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row,
-                KIND, f_layout,
+            sn = _mask_first(
+                sn, w, row0_n, hi_n - BN, n_len, shift, window, full_lo_n, full_hi_n, lo_row_n,
+                hi_row_n, KIND, f_layout,
             )  # fmt: skip
-            mf, pf = _first_softmax(sf, qk_scale, KIND)
-            m = gl.convert_layout(mf, row_s)
-            lanes = gl.convert_layout(_lane_sum(pf), l_layout)
-            p16 = _pack(pf, dtype, p_layout, BN)
+            mn, pn = _first_softmax(sn, qk_scale, KIND)
+            m = gl.convert_layout(mn, row_s)
+            lanes = gl.convert_layout(_lane_sum(pn), l_layout)
+            p16 = _pack(pn, dtype, p_layout, BN)
             mbarrier.wait(v_full.index(stage), phase)
         else:
             if TURNS:
@@ -365,10 +371,30 @@ def _consumer(
                 rest, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
                 s_layout, o_layout,
             )  # fmt: skip
+        batch = batch_n
+        head = head_n
+        row0 = row0_n
+        hi = hi_n
+        blocks = blocks_n
+        full_lo = full_lo_n
+        full_hi = full_hi_n
+        lo_row = lo_row_n
+        hi_row = hi_row_n
     tma_store_wait(0)
     if TURNS:
         if w == 0:
             bar_sync(_TURN, "256")
+
+
+@gluon.jit
+def _use(number):
+    """A use of a loop-carried number that Triton 3.6 sees.
+
+    It takes one whose only use is the bound of an inner loop for dead, and for constant.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    x = gl.full([32 * gl.num_warps()], number, gl.int32, layout)
+    gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
