@@ -7,6 +7,7 @@ for each class given (three words each). Triton must not be in interpreter mode 
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import triton
@@ -70,6 +71,22 @@ def compile_forward(
     )
 
 
+def fixed_bounds(ir: str) -> int:
+    """How many key loops end at a bound that is computed once, before the loop over tiles.
+
+    Triton 3.6 takes a loop-carried number whose only use is the bound of an inner loop for dead.
+    """
+    fixed, carried = 0, ""
+    for line in ir.splitlines():
+        loop = re.search(r"scf\.for %\w+ = %\w+ to (%\w+) step %\w+ iter_args\((.*?)\) ->", line)
+        if not loop:
+            continue
+        if "tensor<" in line.split("->", 1)[1]:  # the consumers' loops, not the producer's
+            fixed += bool(carried) and f"{loop[1]} = " not in carried
+            carried = "" if carried else loop[2]
+    return fixed
+
+
 def facts(kind: str, head_dim: int, element: str, tuning: Tuning = DEFAULT) -> dict[str, object]:
     """What can be asserted about a class: shared memory, registers, and each key loop.
 
@@ -98,6 +115,7 @@ def facts(kind: str, head_dim: int, element: str, tuning: Tuning = DEFAULT) -> d
         "loops": steady,
         "spills": sum(i.name[:3] in ("STL", "LDL") for i in code),
         "uneven_products": sass.uneven_products(code),
+        "fixed_bounds": fixed_bounds(compiled.asm["ttgir"]),
     }
 
 
