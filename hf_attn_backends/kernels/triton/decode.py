@@ -8,6 +8,8 @@ the device, never off values: no host synchronisation, and a captured CUDA graph
 lengths, tables or intervals change under it.
 """
 
+# A launch unpacks strides into positional arguments, which pyright cannot count.
+# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import torch
@@ -55,6 +57,11 @@ def refusals(query: Tensor, visibility: Visibility) -> list[str]:
     if visibility.dense is not None:
         reasons.append("visibility must be full, causal, window or intervals, got dense")
     return reasons
+
+
+def pipeline_stages(tile: DecodeTile, page: int) -> int:
+    """Where a page is has to be loaded before what is in it, and takes stages of its own."""
+    return 2 * tile.stages - 1 if page else tile.stages
 
 
 def launch_decode(
@@ -190,19 +197,18 @@ def _launch(
         seen = k_len if visibility.window is None else min(k_len, visibility.window + q_len - 1)
         splits = splits_of(query, tile, programs, seen)
     rows = batch * heads * q_len
-    part, part_lse = lse, lse
+    part, part_peak, part_denom = lse, lse, lse
     if splits > 1:
         part = torch.empty(rows, splits, head_dim, dtype=torch.float32, device=query.device)
-        part_lse = torch.empty(rows, splits, dtype=torch.float32, device=query.device)
-    # Where a page is has to be loaded before what is in it, and takes stages of its own.
-    stages = tile.stages if table is None else 2 * tile.stages - 1
+        part_peak = torch.empty(rows, splits, dtype=torch.float32, device=query.device)
+        part_denom = torch.empty_like(part_peak)
     vis = visibility_arguments(visibility, lse)
     bd = block_d(head_dim)
     pdl = _dependent_launches(query)
     options = {"launch_pdl": True} if pdl else {}
     with on_device(query):
         _attn_decode_kernel[(programs, splits)](
-            query, key, value, out, lse, part, part_lse,
+            query, key, value, out, lse, part, part_peak, part_denom,
             lse if lengths is None else lengths, vis.intervals, lse if table is None else table,
             *query.stride()[:3], *key_strides, *value_strides, *out.stride()[:3],
             *vis.interval_strides, 0 if table is None else table.stride(0),
@@ -210,13 +216,14 @@ def _launch(
             KV_HEADS=kv_heads, GROUP=group, TILES_M=tiles_m,
             HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n,
             WARPS_APART=tile.warps_apart, KIND=vis.kind, LENGTHS=lengths is not None, PAGE=page,
-            SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype), STAGES=stages,
-            PDL=pdl, QLOOP=QLOOP, **launch_options(tile.warps), **options,
+            SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype),
+            STAGES=pipeline_stages(tile, page), PDL=pdl, QLOOP=QLOOP,
+            **launch_options(tile.warps), **options,
         )  # fmt: skip
         if splits > 1:
             padded = triton.next_power_of_2(splits)
             _attn_decode_combine_kernel[(rows,)](
-                part, part_lse, out, lse, *out.stride()[:3], heads, q_len, splits,
+                part, part_peak, part_denom, out, lse, *out.stride()[:3], heads, q_len, splits,
                 HEAD_DIM=head_dim, BD=bd, SPLITS=padded, CHUNK=min(padded, 4096 // bd),
                 PDL=pdl, **launch_options(4), **options,
             )  # fmt: skip

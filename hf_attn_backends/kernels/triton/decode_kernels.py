@@ -84,7 +84,7 @@ def sum_of_warps(tile, BM: tl.constexpr, BD: tl.constexpr, W: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUN_TIME)
 def _attn_decode_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, part_ptr, part_lse_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, part_ptr, part_peak_ptr, part_denom_ptr,
     lengths_ptr, intervals_ptr, table_ptr,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
@@ -99,8 +99,8 @@ def _attn_decode_kernel(
     """One program: BM rows of one key head's group, one split of the keys they see.
 
     Row `r` of the packed rows is query row `r // GROUP` of the group's head `r % GROUP`. With
-    `SPLIT`, normalised fp32 results go to `part_ptr` `[B * H * M, splits, D]` and their
-    log-sum-exps, base 2, to `part_lse_ptr`; otherwise straight to `out` and `lse`.
+    `SPLIT`, fp32 sums go to `part_ptr` `[B * H * M, splits, D]`, with the maximum (base 2) and the
+    denominator that they are relative to; otherwise the results go straight to `out` and `lse`.
     """
     LOG2E: tl.constexpr = 1.4426950408889634
     LN2: tl.constexpr = 0.6931471805599453
@@ -171,7 +171,9 @@ def _attn_decode_kernel(
         q_mask = tl.broadcast_to(q_mask[None, :, :], [W, BM, BD])
     elif W > 1:
         q = tl.broadcast_to(q[None, :, :], [W, BM, BD])
-    qk_scale = scale * LOG2E
+    # A negative scale would make the maximum of the scores the minimum of the scaled ones.
+    sign = tl.where(scale < 0.0, -1.0, 1.0)
+    qk_scale = tl.abs(scale) * LOG2E
 
     for n0 in tl.range(first, last, BN, num_stages=STAGES):
         k = load_keys(
@@ -189,11 +191,13 @@ def _attn_decode_kernel(
         else:
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         cols = n0 + offs_cols
-        s = tl.where((cols >= starts) & (cols < ends), s * qk_scale, float("-inf"))
-        peak_new = tl.maximum(peak, tl.max(s, AXIS))
+        seen = (cols >= starts) & (cols < ends)
+        s = s * sign
+        top = tl.max(tl.where(seen, s, float("-inf")), AXIS)
+        peak_new = tl.maximum(peak, tl.where(top == float("-inf"), top, top * qk_scale))
         # A row that has seen nothing yet keeps -inf: subtract 0, not -inf, from -inf.
         shift = tl.where(peak_new == float("-inf"), 0.0, peak_new)
-        p = tl.math.exp2(s - tl.expand_dims(shift, AXIS))
+        p = tl.where(seen, tl.math.exp2(s * qk_scale - tl.expand_dims(shift, AXIS)), 0.0)
         alpha = tl.math.exp2(peak - shift)
         denom = denom * alpha + tl.sum(p, AXIS)
         acc = acc * tl.expand_dims(alpha, AXIS)
@@ -209,31 +213,32 @@ def _attn_decode_kernel(
         acc = sum_of_warps(tl.permute(acc * weight[:, :, None], (1, 2, 0)), BM, BD, W)
         peak = top
     some = denom > 0.0
-    total = tl.where(some, denom, 1.0)
-    result = acc * tl.where(some, 1.0 / total, 0.0)[:, None]
-    lse2 = tl.where(some, peak + tl.log2(total), float("-inf"))
     row = (b.to(tl.int64) * (KV_HEADS * GROUP) + heads) * q_len + rows
     if SPLIT:
         slot = row * splits + split
         # Nothing is kept of an empty split but that it is empty.
         kept = (valid & some)[:, None] & columns
-        tl.store(part_ptr + slot[:, None] * HEAD_DIM + offs_d[None, :], result, mask=kept)
-        tl.store(part_lse_ptr + slot, lse2, mask=valid)
+        tl.store(part_ptr + slot[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=kept)
+        tl.store(part_peak_ptr + slot, peak, mask=valid)
+        tl.store(part_denom_ptr + slot, denom, mask=valid)
     else:
+        total = tl.where(some, denom, 1.0)
+        result = acc * tl.where(some, 1.0 / total, 0.0)[:, None]
         out_rows = heads.to(tl.int64) * stride_oh + rows.to(tl.int64) * stride_om
         ptrs = out_ptr + b.to(tl.int64) * stride_ob + out_rows[:, None] + offs_d[None, :]
         tl.store(ptrs, result.to(out_ptr.dtype.element_ty), mask=valid[:, None] & columns)
-        tl.store(lse_ptr + row, lse2 * LN2, mask=valid)
+        lse = tl.where(some, peak * LN2 + tl.log(total), float("-inf"))
+        tl.store(lse_ptr + row, lse, mask=valid)
 
 
 @triton.jit(do_not_specialize=["heads", "q_len", "splits"])
 def _attn_decode_combine_kernel(
-    part_ptr, part_lse_ptr, out_ptr, lse_ptr, stride_ob, stride_oh, stride_om,
+    part_ptr, part_peak_ptr, part_denom_ptr, out_ptr, lse_ptr, stride_ob, stride_oh, stride_om,
     heads, q_len, splits,
     HEAD_DIM: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row; its splits' results weighted by `exp2(lse - the row's lse)`.
+    """One program: one row; its splits' sums, brought to the row's maximum, added.
 
     `SPLITS` is `splits` padded to a power of two, of which `CHUNK` are loaded at a time.
     """
@@ -247,26 +252,27 @@ def _attn_decode_combine_kernel(
     offs = tl.arange(0, SPLITS)
     if PDL:
         gdc_wait()
-    lse2 = tl.load(part_lse_ptr + slots + offs, mask=offs < splits, other=float("-inf"))
-    top = tl.max(lse2, 0)
+    peak = tl.load(part_peak_ptr + slots + offs, mask=offs < splits, other=float("-inf"))
+    denom = tl.load(part_denom_ptr + slots + offs, mask=offs < splits, other=0.0)
+    top = tl.max(peak, 0)
     shift = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.sum(tl.math.exp2(lse2 - shift), 0)
+    total = tl.sum(denom * tl.math.exp2(peak - shift), 0)
     acc = tl.zeros([BD], tl.float32)
     for s0 in tl.static_range(0, SPLITS, CHUNK):
         parts = s0 + tl.arange(0, CHUNK)
         inside = parts < splits
-        lse2 = tl.load(part_lse_ptr + slots + parts, mask=inside, other=float("-inf"))
+        peak = tl.load(part_peak_ptr + slots + parts, mask=inside, other=float("-inf"))
         ptrs = part_ptr + (slots + parts)[:, None] * HEAD_DIM + offs_d[None, :]
         part = tl.load(ptrs, mask=inside[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
-        weight = tl.math.exp2(lse2 - shift)[:, None]
-        # What an empty split left in memory is not its result.
+        weight = tl.math.exp2(peak - shift)[:, None]
+        # What lies in memory for an empty split is nobody's result.
         acc += tl.sum(tl.where(weight > 0.0, part, 0.0) * weight, 0)
     if PDL:
         gdc_launch_dependents()
     some = total > 0.0
-    acc = acc * tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)
+    total = tl.where(some, total, 1.0)
+    acc = acc * tl.where(some, 1.0 / total, 0.0)
     ptrs = out_ptr + b.to(tl.int64) * stride_ob + h.to(tl.int64) * stride_oh
     ptrs = ptrs + m.to(tl.int64) * stride_om + offs_d
     tl.store(ptrs, acc.to(out_ptr.dtype.element_ty), mask=offs_d < HEAD_DIM)
-    lse = tl.where(some, (shift + tl.log2(tl.where(some, total, 1.0))) * LN2, float("-inf"))
-    tl.store(lse_ptr + row, lse)
+    tl.store(lse_ptr + row, tl.where(some, shift * LN2 + tl.log(total), float("-inf")))

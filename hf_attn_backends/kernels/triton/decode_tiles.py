@@ -40,8 +40,10 @@ class Device(NamedTuple):
     multiprocessors: int
 
 
-# On Triton's interpreter: two warps' worth of keys, several tiles and splits of a short sequence.
-_INTERPRETER = DecodeTile(16, 32, 2, 2, 1, 1)
+# On Triton's interpreter, by bytes of an element: several tiles and splits of a short sequence,
+# warps apart as on a GPU. NumPy sums smaller fp32 products in another order than the backward
+# kernels' tiles, and what forward and backward pass round differently adds to the gradients.
+_INTERPRETER = {4: DecodeTile(32, 64, 1, 2, 1, 1), 2: DecodeTile(16, 32, 2, 2, 1, 1)}
 _INTERPRETER_DEVICE = Device((0, 0), 6)
 
 
@@ -78,7 +80,7 @@ def decode_tile(
 def decode_tile_of(query: Tensor, packed: int) -> DecodeTile:
     """`decode_tile` for the device and dtype of a query `[B, H, M, D]`."""
     if INTERPRETED:
-        return _INTERPRETER
+        return _INTERPRETER[query.element_size()]
     capability = device_of(query.device.index).capability
     return decode_tile(capability, query.shape[-1], query.element_size(), packed)
 
