@@ -75,7 +75,14 @@ def capture(call: Call) -> Call:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         call()
-    return graph.replay
+
+    def replay() -> object:
+        return graph.replay()
+
+    # The graph holds addresses, not tensors: what a backward pass saved lives as long as `call`,
+    # and the next capture empties the allocator's cache.
+    replay.captured = call  # pyright: ignore[reportFunctionMemberAccess]
+    return replay
 
 
 def interleaved(

@@ -1,7 +1,8 @@
 """Which variant of the kernel serves a call.
 
-`hopper` is asked first; whatever it refuses, the portable `triton` variant serves. A variant that
-was asked for by name is served or refused with its reasons.
+A few query rows over more keys go to `decode` (it has no backward pass: the others' continue from
+its results), the rest to `hopper`; whatever they refuse, the portable `triton` variant serves. A variant that was
+asked for by name is served or refused with its reasons.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from hf_attn_backends.errors import CallRefusedError, InvalidCallError, compose
 from hf_attn_backends.kernels.visibility import Visibility
 
-VARIANTS = ("triton", "hopper")
+VARIANTS = ("triton", "hopper", "decode")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -96,6 +97,14 @@ def _kernel_refusals(device: torch.device, dtype: torch.dtype, head_dim: int) ->
     return tuple(kernel_refusals(device, dtype, head_dim))
 
 
+@lru_cache(maxsize=1)
+def _decode() -> tuple[Variant, Any]:
+    """The decode variant, and the function that says why it cannot serve."""
+    from hf_attn_backends.kernels.triton import decode
+
+    return Variant("decode", decode.launch_decode), decode.refusals
+
+
 _resolved: dict[tuple[object, ...], Variant] = {}
 _RESOLVED_KEPT = 4096
 
@@ -163,6 +172,21 @@ def _resolve(
         raise CallRefusedError(compose("no kernel serves this call", reasons), reasons)
     if asked == "triton":
         return _portable(phase)
+    cached = key.shape[2] > query.shape[2]  # where they are equal, there is nothing to split
+    if phase == "forward" and (asked == "decode" or (asked == "auto" and cached)):
+        variant, refusals = _decode()
+        refused = refusals(query, visibility)
+        if not refused:
+            return variant
+        if asked == "decode":
+            raise CallRefusedError(
+                compose(
+                    "variant 'decode' was asked for, and cannot serve this call",
+                    refused,
+                    works="variant='triton', or variant='auto' to choose by the call",
+                ),
+                refused,
+            )
     refused = hopper_refusals(phase, query, key, value, visibility, scale)
     if not refused:
         return _hopper(phase)[0]
@@ -184,6 +208,4 @@ def hopper_refusals(
     """Why the hopper variant cannot serve a phase of a call; empty when it can."""
     if not query.is_cuda or interpreted():
         return [f"the hopper variant needs a CUDA device of capability 9.0, not {query.device}"]
-    if phase == "forward":
-        return ["the forward pass of the hopper variant is still under verification"]
     return _hopper(phase)[1](query, key, value, visibility, scale)
