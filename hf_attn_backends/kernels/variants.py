@@ -1,8 +1,8 @@
 """Which variant of the kernel serves a call.
 
 A few query rows over more keys go to `decode` (it has no backward pass: the others' continue from
-its results), the rest to `hopper`; whatever they refuse, the portable `triton` variant serves. A variant that was
-asked for by name is served or refused with its reasons.
+its results), the rest to `hopper`; whatever they refuse, the portable `triton` variant serves. A
+variant that was asked for by name is served or refused with its reasons.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ KINDS = {
 @pytest.mark.parametrize("splits", [None, 1, 3])
 @pytest.mark.parametrize("kind", [*KINDS, "intervals"])
 def test_kinds_and_splits(kind, splits, decode, kernel_device):
-    """Groups of three heads by 5 rows: 15 rows of a tile of 16 or 32; 3 splits, of 2 tiles one empty."""
+    """Groups of three heads by 5 rows: 15 rows of a tile; 3 splits, one of them empty."""
     tensors = draw(2, 6, 2, 5, 101, 32, torch.float32, kernel_device)
     visibility = KINDS.get(kind) or Visibility(intervals=intervals_for(2, 5, 101, kernel_device))
     got = decode(*tensors, visibility, 0.3, splits=splits)
