@@ -84,9 +84,10 @@ def run(args: argparse.Namespace) -> int:
             progress=_progress(),
         )
         clocks.append(results.clocks(device, f"after {workload.label}"))
+        if args.json:  # after every shape: a run that is cut short keeps what it measured
+            results.write(results.document(rows, device=device, clocks=clocks), args.json)
     print_rows(rows, console)
     if args.json:
-        results.write(results.document(rows, device=device, clocks=clocks), args.json)
         console.print(f"written: {args.json}")
     return _judge(rows, device, args.tolerance, console)
 
