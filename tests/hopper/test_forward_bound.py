@@ -50,14 +50,12 @@ class Driver:
         return 0
 
     def cuLaunchKernelEx(self, config_at, function, pointers, extra):
-        config = bound._Config.from_address(config_at)
+        config = bound._Config.from_address(config_at.value)
         sizes = [128, 4, 4, 8, 8, 8, 4, 4, 8, 8]
         block = [ctypes.string_at(p, n) for p, n in zip(pointers, sizes, strict=True)]
         head = (function, *config.grid, *config.block, config.shared, config.stream)
-        attributes = [
-            (config.attributes[i].id, config.attributes[i].value[0]) for i in range(config.count)
-        ]
-        self.launches.append((head, block, attributes))
+        assert (config.attributes, config.count) == (None, 0)
+        self.launches.append((head, block))
         assert pointers[0] % 64 == 0
         return self.status
 
@@ -69,10 +67,10 @@ def driver(monkeypatch):
     return fake
 
 
-def a_plan(early=False):
+def a_plan():
     kernel = bound.BoundKernel.of(compiled(), scalars=3)
     entry = bound.Map(9, 3, (10, 128), (136, 1), (64, 64), 2)
-    return bound.Plan(kernel, [entry], (None, 0.5, -3), 132, early)
+    return bound.Plan(kernel, [entry], (None, 0.5, -3), 132)
 
 
 def test_parameter_sizes_reads_every_parameter():
@@ -82,10 +80,9 @@ def test_parameter_sizes_reads_every_parameter():
 
 
 def test_a_launch_writes_maps_shapes_strides_scalars_and_addresses(driver):
-    a_plan().launch(99, [0x1110], [0x2220])
-    head, block, attributes = driver.launches[0]
+    a_plan().launch(99, (0x1110,), (0x2220,))
+    head, block = driver.launches[0]
     assert head == (7, 132, 1, 1, 384, 1, 1, 1000, 99)
-    assert attributes == []
     assert block[0] == bytes([0x10]) * 128
     assert [struct.unpack("i", b)[0] for b in block[1:3]] == [10, 128]
     assert [struct.unpack("q", b)[0] for b in block[3:6]] == [136, 1, 0x2220]
@@ -94,18 +91,23 @@ def test_a_launch_writes_maps_shapes_strides_scalars_and_addresses(driver):
     assert block[8] == block[9] == bytes(8)
 
 
-def test_an_early_launch_says_so(driver):
-    a_plan(early=True).launch(99, [0x10], [0])
-    assert driver.launches[0][2] == [(6, 1)]
-    assert ctypes.sizeof(bound._Attribute) == 72
+def test_the_launch_configuration_has_the_drivers_layout():
     assert bound._Config.stream.offset == 32
     assert ctypes.sizeof(bound._Config) == 56
+
+
+def test_addresses_are_written_anew_only_where_they_change(driver):
+    plan = a_plan()
+    for mapped, other in ((0x10, 1), (0x10, 2), (0x20, 2), (0x10, 1)):
+        plan.launch(0, (mapped,), (other,))
+    seen = [(block[0][0], struct.unpack("q", block[5])[0]) for _, block in driver.launches]
+    assert seen == [(0x10, 1), (0x10, 2), (0x20, 2), (0x10, 1)]
 
 
 def test_a_map_is_encoded_innermost_first_and_once_for_each_address(driver):
     plan = a_plan()
     for address in (0x10, 0x20, 0x10):
-        plan.launch(0, [address], [0])
+        plan.launch(0, (address,), (0,))
     assert driver.encoded[0] == (9, 2, 0x10, [128, 10], [272], [64, 64])
     assert [e[2] for e in driver.encoded] == [0x10, 0x20]
     assert driver.launches[2][1][0] == bytes([0x10]) * 128
@@ -114,7 +116,7 @@ def test_a_map_is_encoded_innermost_first_and_once_for_each_address(driver):
 def test_a_refused_launch_raises(driver):
     driver.status = 700
     with pytest.raises(bound.DriverError, match="700"):
-        a_plan().launch(0, [0x10], [0])
+        a_plan().launch(0, (0x10,), (0,))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,15 +38,6 @@ class DriverError(AttentionBackendError, RuntimeError):
     """The CUDA driver refused a tensor map or a launch."""
 
 
-_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-
-
-class _Attribute(ctypes.Structure):
-    """`CUlaunchAttribute`."""
-
-    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
 class _Config(ctypes.Structure):
     """`CUlaunchConfig`."""
 
@@ -54,7 +46,7 @@ class _Config(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attributes", ctypes.c_void_p),
         ("count", ctypes.c_uint),
     )
 
@@ -199,14 +191,15 @@ class Plan:
     """
 
     __slots__ = (
-        "_attribute",
         "_block",
         "_config",
         "_config_at",
+        "_held",
         "_lock",
         "_maps",
         "_pointers",
         "_slots",
+        "_view",
         "kernel",
     )
 
@@ -216,7 +209,6 @@ class Plan:
         maps: Sequence[Map],
         scalars: Sequence[int | float | None],
         programs: int,
-        early: bool = False,
     ) -> None:
         """Lay the block out.
 
@@ -225,20 +217,12 @@ class Plan:
             maps: Of each descriptor argument.
             scalars: The other arguments in order; None for an address, given at each launch.
             programs: Grid size.
-            early: Programs may start before the kernel ahead of it in the stream has ended; the
-                kernel waits for it itself, before its first access to global memory.
         """
         self.kernel = kernel
-        self._attribute = _Attribute(_EARLY, 0, (1,))
         self._config = _Config(
-            (programs, 1, 1),
-            (kernel.threads, 1, 1),
-            kernel.shared,
-            None,
-            ctypes.pointer(self._attribute) if early else None,
-            int(early),
+            (programs, 1, 1), (kernel.threads, 1, 1), kernel.shared, None, None, 0
         )
-        self._config_at = ctypes.addressof(self._config)
+        self._config_at = ctypes.c_void_p(ctypes.addressof(self._config))
         values: list[int | float | None] = []
         for entry in maps:
             values += [None, *entry.shape, *entry.strides]
@@ -249,46 +233,57 @@ class Plan:
             offsets.append(end)
             end += size
         self._block = ctypes.create_string_buffer(end + 64)
-        base = (ctypes.addressof(self._block) + 63) & ~63
+        pad = -ctypes.addressof(self._block) % 64
+        base = ctypes.addressof(self._block) + pad
+        self._view = memoryview(self._block).cast("B")
         self._pointers = (ctypes.c_void_p * len(offsets))(*(base + o for o in offsets))
-        slots: list[ctypes.c_uint64] = []
+        slots: list[int] = []
         self._maps: list[tuple[int, Map, dict[int, bytes]]] = []
         fresh = iter(maps)
         for value, (size, _), offset in zip(values, kernel.sizes, offsets, strict=True):
-            place = base + offset
+            place = pad + offset
             if value is None and size == _MAP_BYTES:
                 self._maps.append((place, next(fresh), {}))
             elif value is None:
-                slots.append(ctypes.c_uint64.from_address(place))
-            elif isinstance(value, float):
-                ctypes.c_float.from_address(place).value = value
-            elif size == 8:
-                ctypes.c_int64.from_address(place).value = value
+                slots.append(place)
             else:
-                ctypes.c_int32.from_address(place).value = value
+                code = "f" if isinstance(value, float) else "q" if size == 8 else "i"
+                struct.pack_into(code, self._block, place, value)
         self._slots = tuple(slots)
+        self._held: list[tuple[int, ...]] = [(0,) * len(self._maps), ()]
         self._lock = threading.Lock()
 
-    def launch(self, stream: int, mapped: Sequence[int], addresses: Sequence[int]) -> None:
+    def launch(self, stream: int, mapped: tuple[int, ...], addresses: tuple[int, ...]) -> None:
         """Launch on `stream` with the addresses of the mapped tensors and of the others.
 
         Raises:
             DriverError: The driver refused.
         """
-        kernel = self.kernel
         with self._lock:
-            for (place, entry, kept), address in zip(self._maps, mapped, strict=True):
-                code = kept.get(address)
-                if code is None:
-                    if len(kept) >= _MAPS_KEPT:
-                        kept.clear()
-                    code = kept[address] = entry.encode(address)
-                ctypes.memmove(place, code, _MAP_BYTES)
-            for slot, address in zip(self._slots, addresses, strict=True):
-                slot.value = address
+            if mapped != self._held[0]:
+                self._point(mapped)
+            if addresses != self._held[1]:
+                for place, address in zip(self._slots, addresses, strict=True):
+                    struct.pack_into("Q", self._block, place, address)
+                self._held[1] = addresses
             self._config.stream = stream
             status = _driver().cuLaunchKernelEx(
-                self._config_at, kernel.function, self._pointers, None
+                self._config_at, self.kernel.function, self._pointers, None
             )
         if status:
             raise DriverError(f"cuLaunchKernelEx failed with CUDA error {status}")
+
+    def _point(self, mapped: tuple[int, ...]) -> None:
+        """Write the tensor maps whose addresses are not the last launch's."""
+        view, held = self._view, self._held[0]
+        for n, (place, entry, kept) in enumerate(self._maps):
+            address = mapped[n]
+            if address == held[n]:
+                continue
+            code = kept.get(address)
+            if code is None:
+                if len(kept) >= _MAPS_KEPT:
+                    kept.clear()
+                code = kept[address] = entry.encode(address)
+            view[place : place + _MAP_BYTES] = code
+        self._held[0] = mapped

@@ -8,7 +8,6 @@ for each (dtype, head dim, visibility kind).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,18 +35,12 @@ class Tuning:
     """How the kernel is built and scheduled; other values than the default are for ablations.
 
     Attributes:
-        query_registers: Query columns that are kept in registers, 0 or 64.
-        half: Skip the right half of the diagonal block for a tile's upper rows.
         turns: The two consumers take turns on the tensor cores.
         l2_bytes: Keys and values that are worked on together under causality and intervals.
-        early: Start while the kernel ahead in the stream ends (programmatic dependent launch).
     """
 
-    query_registers: int = 0
-    half: bool = True
     turns: bool = True
     l2_bytes: int = 32 * 2**20
-    early: bool = False
 
 
 DEFAULT = Tuning()
@@ -114,8 +107,9 @@ def launch_forward(
     if intervals is not None and not intervals.is_contiguous():
         intervals = intervals.contiguous()
     device = q.device
-    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    key = (
+    query, key, value = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    index = device.index
+    which = (
         q.shape,
         q.stride(),
         k.shape,
@@ -123,53 +117,60 @@ def launch_forward(
         v.shape,
         v.stride(),
         q.dtype,
-        device.index,
+        index,
         visibility.kind,
         visibility.window,
         None if intervals is None else intervals.shape[0],
         scale,
         tuning,
     )
-    plan = _PLANS.get(key)
-    if plan is None or (addresses[0] | addresses[1] | addresses[2]) & 15:
+    plan = _PLANS.get(which)
+    if plan is None or (query | key | value) & 15:
         reasons = refusals(q, k, v, visibility, scale)
         if reasons:
             raise CallRefusedError(compose("the hopper variant cannot serve this call", reasons))
     batch, heads, m_len, head_dim = q.shape
-    memory = q.new_empty((batch, m_len, heads, head_dim))
-    out = memory.transpose(1, 2)
+    row = heads * head_dim
+    out = torch.empty_strided(
+        (batch, heads, m_len, head_dim),
+        (m_len * row, head_dim, row, 1),
+        dtype=q.dtype,
+        device=device,
+    )
     lse = torch.empty((batch, heads, m_len), dtype=torch.float32, device=device)
-    if out.numel() == 0 or k.shape[2] == 0:
-        return out.zero_(), lse.fill_(float("-inf"))
-    if plan is None or device.index != torch.cuda.current_device():
+    if plan is None or index != torch.cuda.current_device():
+        if out.numel() == 0 or k.shape[2] == 0:
+            return out.zero_(), lse.fill_(float("-inf"))
         with torch.cuda.device(device):
-            plan = plan or _prepare(key, q, k, v, out, lse, intervals, visibility, scale, tuning)
-            if plan is not None:
-                _run(plan, addresses, memory, lse, intervals, device.index)
-    else:
-        _run(plan, addresses, memory, lse, intervals, device.index)
-    return out, lse
+            plan = plan or _prepare(which, q, k, v, out, lse, intervals, visibility, scale, tuning)
+            if plan is None:
+                return out, lse
+            return _run(plan, query, key, value, out, lse, intervals, index)
+    return _run(plan, query, key, value, out, lse, intervals, index)
 
 
 def _run(
     plan: Plan,
-    addresses: Sequence[int],
-    memory: Tensor,
+    query: int,
+    key: int,
+    value: int,
+    out: Tensor,
     lse: Tensor,
     intervals: Tensor | None,
     index: int,
-) -> None:
+) -> tuple[Tensor, Tensor]:
     """Launch a plan on the device's current stream."""
-    log_sum = lse.data_ptr()
+    sums = lse.data_ptr()
     plan.launch(
         torch._C._cuda_getCurrentRawStream(index),
-        (*addresses, memory.data_ptr()),
-        (log_sum, log_sum if intervals is None else intervals.data_ptr()),
+        (query, key, value, out.data_ptr()),
+        (sums, sums if intervals is None else intervals.data_ptr()),
     )
+    return out, lse
 
 
 def _prepare(
-    key: tuple[object, ...],
+    which: tuple[object, ...],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -188,6 +189,7 @@ def _prepare(
     batch, heads, m_len, head_dim = q.shape
     n_len, group, kind = k.shape[2], heads // k.shape[1], visibility.kind
     m_tiles = -(-m_len // TILE)
+    section = section_heads(kind, n_len, head_dim, group, batch * heads, tuning.l2_bytes)
     programs = min(batch * heads * m_tiles, device_facts(q.device.index)[1])
     scalars = (
         float(scale) * _LOG2_E,
@@ -198,19 +200,12 @@ def _prepare(
         n_len,
         min(visibility.window or 0, 2**30),
         m_tiles,
-        section_heads(kind, n_len, head_dim, group, batch * heads, tuning.l2_bytes),
+        section,
+        -(-batch * heads // section),
         2 * m_len if intervals is not None and intervals.shape[0] > 1 else 0,
     )
     tensors = (q, k, v, out)
-    kernel_key = (
-        q.dtype,
-        head_dim,
-        kind,
-        q.device.index,
-        tuning.half,
-        tuning.turns,
-        tuning.query_registers,
-    )
+    kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.turns)
     if _KERNELS.get(kernel_key) is None:
         from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
 
@@ -222,9 +217,7 @@ def _prepare(
             KIND=KINDS.index(kind),
             BN=KEYS,
             D=head_dim,
-            HALF=tuning.half,
             TURNS=tuning.turns,
-            QREG=tuning.query_registers,
             num_warps=4,
             enable_fp_fusion=True,
         )
@@ -238,5 +231,5 @@ def _prepare(
     ]
     if len(_PLANS) >= _PLANS_KEPT:
         _PLANS.clear()
-    plan = _PLANS[key] = Plan(kernel, maps, (None, None, *scalars), programs, tuning.early)
+    plan = _PLANS[which] = Plan(kernel, maps, (None, None, *scalars), programs)
     return plan

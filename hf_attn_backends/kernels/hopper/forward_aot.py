@@ -44,9 +44,7 @@ def compile_forward(
         "KIND": KINDS.index(kind),
         "BN": KEYS,
         "D": head_dim,
-        "HALF": tuning.half,
         "TURNS": tuning.turns,
-        "QREG": tuning.query_registers,
     }
     types = {
         "q_desc": descriptor(64),

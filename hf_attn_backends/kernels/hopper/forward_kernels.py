@@ -7,8 +7,7 @@ weights in registers.
 
 A tile's keys are walked from the last visible one towards the first, in blocks of `BN`. For causal
 visibility the blocks are anchored at the diagonal (coordinates before the first key and behind the
-last one read zeros), so the diagonal block has one constant mask, and the first consumer needs
-only its left half.
+last one read zeros), so the diagonal block has one constant mask.
 
 Synchronisation: TMA fills signal mbarriers; everything else uses hardware barriers (`bar_arrive`
 by those who are done, `bar_sync` by the one who waits): 8 and 9 whose turn it is on the tensor
@@ -24,12 +23,10 @@ from hf_attn_backends.kernels.hopper.gluon_compat import (
     bar_arrive,
     bar_sync,
     fence_async_shared,
-    let_later_kernels_start,
     mbarrier,
     tma_load,
     tma_store,
     tma_store_wait,
-    wait_for_earlier_kernels,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -69,8 +66,9 @@ def _producer(
     KIND: gl.constexpr, BN: gl.constexpr,
 ):  # fmt: skip
     """Feed the rings: per tile its query rows, then keys one block ahead of values."""
-    wait_for_earlier_kernels()
-    batch_heads, heads, group, m_len, n_len, window, m_tiles, section, batch_stride = sizes
+    (
+        batch_heads, heads, group, m_len, n_len, window, m_tiles, section, sections, batch_stride,
+    ) = sizes  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
     it = 0
     turns = tile_count(batch_heads * m_tiles)
@@ -78,7 +76,9 @@ def _producer(
     v_head = 0
     v_row = 0
     for turn in range(turns):
-        batch, head, row0 = tile_rows(pick_tile(turn), batch_heads, m_tiles, section, heads)
+        batch, head, row0 = tile_rows(
+            pick_tile(turn), batch_heads, m_tiles, section, sections, heads
+        )
         hi, blocks, _lo, _hi = tile_span(
             row0, batch, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, layout
         )
@@ -108,29 +108,6 @@ def _producer(
             bar_sync(_VALUE_FREE + ((it - 1 - i) & 1), "288")
         if turns > i:
             bar_sync(_QUERY_FREE + ((turns - 1 - i) & 1), "288")
-
-
-@gluon.jit
-def _query_left(q, layout: gl.constexpr, QREG: gl.constexpr):
-    """The first QREG columns of a query tile in registers."""
-    if QREG == 0:
-        return 0
-    else:
-        return q.slice(0, QREG, 1).load(layout)
-
-
-@gluon.jit
-def _scores(q, q_left, k, s, QREG: gl.constexpr):
-    """Begin `S = Q K^T`; `q_left` are the first QREG columns of `q` in registers."""
-    if QREG == 0:
-        s = warpgroup_mma(q, k, s, use_acc=False, is_async=True)
-    else:
-        left = gl.convert_layout(q_left, gl.DotOperandLayout(0, s.type.layout, 2))
-        s = warpgroup_mma(left, k.slice(0, QREG, 0), s, use_acc=False, is_async=True)
-        if QREG < q.shape[1]:
-            rest: gl.constexpr = q.shape[1] - QREG
-            s = warpgroup_mma(q.slice(QREG, rest, 1), k.slice(QREG, rest, 0), s, is_async=True)
-    return s
 
 
 @gluon.jit
@@ -210,30 +187,26 @@ def _finish(
 @gluon.jit
 def _consumer(
     w: gl.constexpr, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
-    sizes, qk_scale, KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr,
+    sizes, qk_scale, KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
     TURNS: gl.constexpr,
-    QREG: gl.constexpr,
 ):  # fmt: skip
     """Compute rows `64 * w` to `64 * w + 63` of every tile of this program."""
-    wait_for_earlier_kernels()
-    batch_heads, heads, _group, m_len, n_len, window, m_tiles, section, batch_stride = sizes
+    (
+        batch_heads, heads, _group, m_len, n_len, window, m_tiles, section, sections, batch_stride,
+    ) = sizes  # fmt: skip
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     row_s: gl.constexpr = gl.SliceLayout(1, s_layout)
     row_o: gl.constexpr = gl.SliceLayout(1, o_layout)
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    # Under the diagonal the first consumer sees only the left half of the first block.
-    FIRST: gl.constexpr = BN // 2 if (HALF and w == 0 and (KIND == 1 or KIND == 2)) else BN
-    f_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FIRST, 16])
-    PARTS: gl.constexpr = 2 if (QREG > 0 and QREG < D) else 1  # products that make the scores
     dtype: gl.constexpr = o_desc.dtype
     shift = n_len - m_len
     if TURNS:
         if w == 1:
             bar_arrive(_TURN, "256")
     turns = tile_count(batch_heads * m_tiles)
-    batch, head, row0 = tile_rows(pick_tile(0), batch_heads, m_tiles, section, heads)
+    batch, head, row0 = tile_rows(pick_tile(0), batch_heads, m_tiles, section, sections, heads)
     hi, blocks, full_lo, full_hi = tile_span(
         row0, batch, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, flat
     )
@@ -244,22 +217,20 @@ def _consumer(
         lo_row, hi_row = row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride)
     mbarrier.wait(q_full.index(0), 0)
     mbarrier.wait(k_full.index(0), 0)
-    s0 = gl.zeros([64, FIRST], gl.float32, f_layout)
-    k0 = k_s.index(0).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
+    s0 = gl.zeros([64, BN], gl.float32, s_layout)
+    k0 = k_s.index(0).reshape([BN, D]).permute((1, 0))
     q0 = q_s.index(w).reshape([64, D])
-    q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
-    q_left = _query_left(q0, q_layout, QREG)
-    s0 = _scores(q0, q_left, k0, s0, QREG)
+    s0 = warpgroup_mma(q0, k0, s0, use_acc=False, is_async=True)
     s0 = warpgroup_mma_wait(0, deps=[s0])
     bar_arrive(_KEY_FREE, "288")
     s0 = _mask_first(
-        s0, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row, KIND, f_layout
+        s0, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row, KIND, s_layout
     )
     m0, p0 = _first_softmax(s0, qk_scale, KIND)
     m = gl.convert_layout(m0, row_s)
     l_layout: gl.constexpr = _lane_sum(gl.zeros([64, BN], gl.float32, s_layout)).type.layout
     lanes = gl.convert_layout(_lane_sum(p0), l_layout)
-    p16 = _pack(p0, dtype, p_layout, BN)
+    p16 = gl.convert_layout(p0.to(dtype), p_layout)
     mbarrier.wait(v_full.index(0), 0)
     it = 0
     for turn in range(turns):
@@ -276,7 +247,7 @@ def _consumer(
                 bar_sync(_TURN + w, "256")
             s = gl.zeros([64, BN], gl.float32, s_layout)
             k = k_s.index(stage).reshape([BN, D]).permute((1, 0))
-            s = _scores(q, q_left, k, s, QREG)
+            s = warpgroup_mma(q, k, s, use_acc=False, is_async=True)
             acc = acc * gl.convert_layout(_here(alpha), row_o)[:, None]
             v = v_s.index(old).reshape([BN, D])
             acc = warpgroup_mma(p16, v, acc, is_async=True)
@@ -308,7 +279,7 @@ def _consumer(
             mbarrier.wait(v_full.index(stage), phase)
             acc = warpgroup_mma_wait(0, deps=[acc])
             bar_arrive(_VALUE_FREE + old, "288")
-            p16 = _pack(p, dtype, p_layout, BN)
+            p16 = gl.convert_layout(p.to(dtype), p_layout)
         _use(blocks)
         bar_arrive(_QUERY_FREE + (turn & 1), "288")
         more = turn + 1 < turns
@@ -326,7 +297,9 @@ def _consumer(
         # forgets to compute it on one of them.
         last = warpgroup_mma(p16, v_s.index(old).reshape([BN, D]), acc, is_async=True)
         turn_n = gl.minimum(turn + 1, turns - 1)
-        batch_n, head_n, row0_n = tile_rows(pick_tile(turn_n), batch_heads, m_tiles, section, heads)
+        batch_n, head_n, row0_n = tile_rows(
+            pick_tile(turn_n), batch_heads, m_tiles, section, sections, heads
+        )
         hi_n, blocks_n, full_lo_n, full_hi_n = tile_span(
             row0_n, batch_n, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, flat
         )
@@ -338,14 +311,13 @@ def _consumer(
                 rows_n, batch_n, m_len, n_len, intervals_ptr, batch_stride
             )
         if more:
-            sn = gl.zeros([64, FIRST], gl.float32, f_layout)
-            kn = k_s.index(stage).reshape([BN, D]).slice(0, FIRST, 0).permute((1, 0))
+            sn = gl.zeros([64, BN], gl.float32, s_layout)
+            kn = k_s.index(stage).reshape([BN, D]).permute((1, 0))
             qn = q_s.index(slot * 2 + w).reshape([64, D])
-            q_left = _query_left(qn, q_layout, QREG)
-            sn = _scores(qn, q_left, kn, sn, QREG)
+            sn = warpgroup_mma(qn, kn, sn, use_acc=False, is_async=True)
             if TURNS:
                 bar_arrive(_TURN + 1 - w, "256")
-            done = warpgroup_mma_wait(PARTS, deps=[last])
+            done = warpgroup_mma_wait(1, deps=[last])
             bar_arrive(_VALUE_FREE + old, "288")
             _finish(
                 done, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
@@ -355,12 +327,12 @@ def _consumer(
             bar_arrive(_KEY_FREE + stage, "288")
             sn = _mask_first(
                 sn, w, row0_n, hi_n - BN, n_len, shift, window, full_lo_n, full_hi_n, lo_row_n,
-                hi_row_n, KIND, f_layout,
+                hi_row_n, KIND, s_layout,
             )  # fmt: skip
             mn, pn = _first_softmax(sn, qk_scale, KIND)
             m = gl.convert_layout(mn, row_s)
             lanes = gl.convert_layout(_lane_sum(pn), l_layout)
-            p16 = _pack(pn, dtype, p_layout, BN)
+            p16 = gl.convert_layout(pn.to(dtype), p_layout)
             mbarrier.wait(v_full.index(stage), phase)
         else:
             if TURNS:
@@ -405,23 +377,12 @@ def _here(x):
     )
 
 
-@gluon.jit
-def _pack(p, dtype: gl.constexpr, p_layout: gl.constexpr, BN: gl.constexpr):
-    """Round weights to the operand's dtype and layout; a half block gets zeros on its right."""
-    x = p.to(dtype)
-    if p.shape[1] != BN:
-        x = gl.join(x, gl.full(x.shape, 0.0, dtype, x.type.layout))
-        x = x.permute((0, 2, 1)).reshape([p.shape[0], BN])
-    return gl.convert_layout(x, p_layout)
-
-
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "group", "m_len", "n_len", "window",
-                              "m_tiles", "section", "batch_stride"])  # fmt: skip
+                              "m_tiles", "section", "sections", "batch_stride"])  # fmt: skip
 def attention_forward(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, intervals_ptr, qk_scale,
-    batch_heads, heads, group, m_len, n_len, window, m_tiles, section, batch_stride,
-    KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, HALF: gl.constexpr, TURNS: gl.constexpr,
-    QREG: gl.constexpr,
+    batch_heads, heads, group, m_len, n_len, window, m_tiles, section, sections, batch_stride,
+    KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, TURNS: gl.constexpr,
 ):  # fmt: skip
     """Attention of `[B, H, M, D]` queries over `[B, G, N, D]` keys and values.
 
@@ -433,11 +394,10 @@ def attention_forward(
         qk_scale: Softmax scale times log2(e); positive.
         batch_heads, heads, group: `B * H`, `H`, `H // G`.
         m_len, n_len, window: `M`, `N`, keys that a row sees (KIND 2).
-        m_tiles, section: Tiles of a head; heads that are worked on together.
+        m_tiles, section, sections: Tiles of a head; heads that are worked on together; how many
+            such sections there are.
         KIND: 0 full, 1 causal, 2 causal with a window, 3 intervals.
-        HALF: Skip the right half of the diagonal block for the upper rows.
         TURNS: Consumers take turns on the tensor cores.
-        QREG: Query columns that are kept in registers (0 or 64).
     """
     dtype: gl.constexpr = q_desc.dtype
     q_s = gl.allocate_shared_memory(dtype, [4, 1, 1, 64, D], q_desc.layout)
@@ -453,13 +413,23 @@ def attention_forward(
         mbarrier.init(k_full.index(i), 1)
         mbarrier.init(v_full.index(i), 1)
     fence_async_shared()
-    let_later_kernels_start()
-    sizes = (batch_heads, heads, group, m_len, n_len, window, m_tiles, section, batch_stride)
+    sizes = (
+        batch_heads,
+        heads,
+        group,
+        m_len,
+        n_len,
+        window,
+        m_tiles,
+        section,
+        sections,
+        batch_stride,
+    )
     gl.warp_specialize([
         (_consumer, (0, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
-                     sizes, qk_scale, KIND, BN, D, HALF, TURNS, QREG)),
+                     sizes, qk_scale, KIND, BN, D, TURNS)),
         (_consumer, (1, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
-                     sizes, qk_scale, KIND, BN, D, HALF, TURNS, QREG)),
+                     sizes, qk_scale, KIND, BN, D, TURNS)),
         (_producer, (q_desc, k_desc, v_desc, intervals_ptr, q_s, k_s, v_s, q_full, k_full, v_full,
                      sizes, KIND, BN)),
     ], [4, 1], [240, 24])  # fmt: skip

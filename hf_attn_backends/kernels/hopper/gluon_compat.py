@@ -26,13 +26,11 @@ __all__ = [
     "bar_arrive",
     "bar_sync",
     "fence_async_shared",
-    "let_later_kernels_start",
     "mbarrier",
     "tma_load",
     "tma_reduce_add",
     "tma_store",
     "tma_store_wait",
-    "wait_for_earlier_kernels",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
@@ -76,25 +74,3 @@ def bar_arrive(barrier, threads: gl.constexpr):
     ids = gl.full([32 * gl.num_warps()], barrier, gl.int32, layout)
     code: gl.constexpr = "bar.arrive $1, " + threads + "; mov.b32 $0, $1;"
     gl.inline_asm_elementwise(code, "=r,r", [ids], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def wait_for_earlier_kernels():
-    """Wait until the kernels ahead in the stream have ended (programmatic dependent launch).
-
-    Returns at once where the launch was an ordinary one. Every partition calls it before its first
-    access to global memory.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    zero = gl.full([32 * gl.num_warps()], 0, gl.int32, layout)
-    code: gl.constexpr = "griddepcontrol.wait; mov.b32 $0, $1;"
-    gl.inline_asm_elementwise(code, "=r,r", [zero], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def let_later_kernels_start():
-    """Allow programs of the next kernel of the stream to start where it was launched so."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    zero = gl.full([32 * gl.num_warps()], 0, gl.int32, layout)
-    code: gl.constexpr = "griddepcontrol.launch_dependents; mov.b32 $0, $1;"
-    gl.inline_asm_elementwise(code, "=r,r", [zero], dtype=gl.int32, is_pure=False, pack=1)
