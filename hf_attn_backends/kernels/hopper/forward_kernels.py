@@ -19,13 +19,21 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from hf_attn_backends.kernels.hopper.forward_tiles import (
+    finish,
+    first_softmax,
+    here,
+    lane_sum,
+    mask_first,
+    mask_left,
+    use,
+)
 from hf_attn_backends.kernels.hopper.gluon_compat import (
     bar_arrive,
     bar_sync,
     fence_async_shared,
     mbarrier,
     tma_load,
-    tma_store,
     tma_store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -37,12 +45,6 @@ from hf_attn_backends.kernels.hopper.schedule import (
     tile_rows,
     tile_span,
 )
-
-# Visibility kinds, as in `schedule.tile_span`.
-FULL = gl.constexpr(0)
-CAUSAL = gl.constexpr(1)
-WINDOW = gl.constexpr(2)
-INTERVALS = gl.constexpr(3)
 
 _TURN = gl.constexpr(8)
 _KEY_FREE = gl.constexpr(10)
@@ -111,80 +113,6 @@ def _producer(
 
 
 @gluon.jit
-def _lane_sum(p):
-    """Sum what one lane holds of each row: `[64, N]` -> `[64, 4]`, no shuffles."""
-    x = p.reshape([p.shape[0], p.shape[1] // 8, 4, 2])
-    return gl.sum(gl.sum(x, 3), 1)
-
-
-@gluon.jit
-def _mask_first(
-    s, w: gl.constexpr, row0, start, n_len, shift, window, full_lo, full_hi, lo_row, hi_row,
-    KIND: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """Hide keys in the block that is computed first; `start` is its first key."""
-    rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
-    cols = gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
-    if KIND == 0:
-        if start + s.shape[1] > n_len:
-            s = gl.where((cols < n_len - start)[None, :], s, float("-inf"))
-    elif KIND == 3:
-        s = gl.where(cols[None, :] >= (lo_row - start)[:, None], s, float("-inf"))
-        s = gl.where(cols[None, :] < (hi_row - start)[:, None], s, float("-inf"))
-    else:
-        # Anchored at the diagonal: start == row0 + shift.
-        s = gl.where(cols[None, :] <= rows[:, None] + w * 64, s, float("-inf"))
-        if start < full_lo:
-            s = _mask_left(s, w, row0, start, shift, window, KIND, layout)
-    return s
-
-
-@gluon.jit
-def _mask_left(
-    s, w: gl.constexpr, row0, start, shift, window, KIND: gl.constexpr, layout: gl.constexpr
-):
-    """Hide keys before the first one, and those that the window has left behind."""
-    cols = gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
-    if KIND == 2:
-        rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
-        least = gl.maximum(rows + (row0 + w * 64 + shift - window + 1 - start), -start)
-        return gl.where(cols[None, :] >= least[:, None], s, float("-inf"))
-    return gl.where((cols >= -start)[None, :], s, float("-inf"))
-
-
-@gluon.jit
-def _first_softmax(s, qk_scale, KIND: gl.constexpr):
-    """Row maximum, weights and per-lane row sums of a tile's first block."""
-    m = gl.max(s, 1)
-    base = m * qk_scale
-    if KIND != 0:
-        base = gl.where(m == float("-inf"), 0.0, base)  # rows that see nothing here: no NaN
-    p = gl.exp2(s * qk_scale - base[:, None])
-    return m, p
-
-
-@gluon.jit
-def _finish(
-    acc, m, lanes, w: gl.constexpr, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
-    s_layout: gl.constexpr, o_layout: gl.constexpr,
-):  # fmt: skip
-    """Divide by the row sums, store the log-sum-exp (natural) and the output rows."""
-    rows = row0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, s_layout))
-    total = gl.convert_layout(gl.sum(lanes, 1), gl.SliceLayout(1, s_layout))
-    seen = total > 0.0
-    lse = gl.where(seen, (m * qk_scale + gl.log2(total)) * 0.6931471805599453, float("-inf"))
-    base = (batch * heads + head).to(gl.int64) * m_len
-    gl.store(lse_ptr + base + rows, lse, mask=rows < m_len)
-    factor = gl.where(seen, 1.0 / total, 0.0)
-    acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, o_layout))[:, None]
-    tma_store_wait(0)
-    mine = o_s.index(w)
-    mine.reshape([64, acc.shape[1]]).store(acc.to(o_desc.dtype))
-    fence_async_shared()
-    tma_store(o_desc, [batch, head, row0 + w * 64, 0], mine)
-
-
-@gluon.jit
 def _consumer(
     w: gl.constexpr, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
     sizes, qk_scale, KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
@@ -223,13 +151,13 @@ def _consumer(
     s0 = warpgroup_mma(q0, k0, s0, use_acc=False, is_async=True)
     s0 = warpgroup_mma_wait(0, deps=[s0])
     bar_arrive(_KEY_FREE, "288")
-    s0 = _mask_first(
+    s0 = mask_first(
         s0, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row, KIND, s_layout
     )
-    m0, p0 = _first_softmax(s0, qk_scale, KIND)
+    m0, p0 = first_softmax(s0, qk_scale, KIND)
     m = gl.convert_layout(m0, row_s)
-    l_layout: gl.constexpr = _lane_sum(gl.zeros([64, BN], gl.float32, s_layout)).type.layout
-    lanes = gl.convert_layout(_lane_sum(p0), l_layout)
+    l_layout: gl.constexpr = lane_sum(gl.zeros([64, BN], gl.float32, s_layout)).type.layout
+    lanes = gl.convert_layout(lane_sum(p0), l_layout)
     p16 = gl.convert_layout(p0.to(dtype), p_layout)
     mbarrier.wait(v_full.index(0), 0)
     it = 0
@@ -248,7 +176,7 @@ def _consumer(
             s = gl.zeros([64, BN], gl.float32, s_layout)
             k = k_s.index(stage).reshape([BN, D]).permute((1, 0))
             s = warpgroup_mma(q, k, s, use_acc=False, is_async=True)
-            acc = acc * gl.convert_layout(_here(alpha), row_o)[:, None]
+            acc = acc * gl.convert_layout(here(alpha), row_o)[:, None]
             v = v_s.index(old).reshape([BN, D])
             acc = warpgroup_mma(p16, v, acc, is_async=True)
             if TURNS:
@@ -264,7 +192,7 @@ def _consumer(
                         s = gl.where(cols[None, :] < (hi_row - start)[:, None], s, float("-inf"))
                 else:
                     if start < full_lo:
-                        s = _mask_left(s, w, row0, start, shift, window, KIND, s_layout)
+                        s = mask_left(s, w, row0, start, shift, window, KIND, s_layout)
             m_new = gl.maximum(m, gl.max(s, 1))
             base = m_new * qk_scale
             if KIND != 0:
@@ -273,14 +201,14 @@ def _consumer(
             alpha = gl.exp2(m * qk_scale - base)
             m = m_new
             lanes = lanes * gl.convert_layout(alpha, gl.SliceLayout(1, l_layout))[:, None]
-            lanes = lanes + gl.convert_layout(_lane_sum(p), l_layout)
+            lanes = lanes + gl.convert_layout(lane_sum(p), l_layout)
             # Waiting here for values that the next iteration needs keeps ptxas from moving the
             # wait for the value product above the exponentials.
             mbarrier.wait(v_full.index(stage), phase)
             acc = warpgroup_mma_wait(0, deps=[acc])
             bar_arrive(_VALUE_FREE + old, "288")
             p16 = gl.convert_layout(p.to(dtype), p_layout)
-        _use(blocks)
+        use(blocks)
         bar_arrive(_QUERY_FREE + (turn & 1), "288")
         more = turn + 1 < turns
         old = it & 1
@@ -319,19 +247,19 @@ def _consumer(
                 bar_arrive(_TURN + 1 - w, "256")
             done = warpgroup_mma_wait(1, deps=[last])
             bar_arrive(_VALUE_FREE + old, "288")
-            _finish(
+            finish(
                 done, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
                 s_layout, o_layout,
             )  # fmt: skip
             sn = warpgroup_mma_wait(0, deps=[sn])
             bar_arrive(_KEY_FREE + stage, "288")
-            sn = _mask_first(
+            sn = mask_first(
                 sn, w, row0_n, hi_n - BN, n_len, shift, window, full_lo_n, full_hi_n, lo_row_n,
                 hi_row_n, KIND, s_layout,
             )  # fmt: skip
-            mn, pn = _first_softmax(sn, qk_scale, KIND)
+            mn, pn = first_softmax(sn, qk_scale, KIND)
             m = gl.convert_layout(mn, row_s)
-            lanes = gl.convert_layout(_lane_sum(pn), l_layout)
+            lanes = gl.convert_layout(lane_sum(pn), l_layout)
             p16 = gl.convert_layout(pn.to(dtype), p_layout)
             mbarrier.wait(v_full.index(stage), phase)
         else:
@@ -339,7 +267,7 @@ def _consumer(
                 bar_arrive(_TURN + 1 - w, "256")
             rest = warpgroup_mma_wait(0, deps=[last])
             bar_arrive(_VALUE_FREE + old, "288")
-            _finish(
+            finish(
                 rest, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
                 s_layout, o_layout,
             )  # fmt: skip
@@ -356,25 +284,6 @@ def _consumer(
     if TURNS:
         if w == 0:
             bar_sync(_TURN, "256")
-
-
-@gluon.jit
-def _use(number):
-    """A use of a loop-carried number that Triton 3.6 sees.
-
-    It takes one whose only use is the bound of an inner loop for dead, and for constant.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    x = gl.full([32 * gl.num_warps()], number, gl.int32, layout)
-    gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def _here(x):
-    """Pin `x` to this place of the instruction stream (ptxas would hoist what depends on it)."""
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit(do_not_specialize=["batch_heads", "heads", "group", "m_len", "n_len", "window",
