@@ -106,9 +106,7 @@ def main(argv: Sequence[str]) -> int:
                     ready[arm] = capture(call)
                 except (RuntimeError, triton.runtime.errors.OutOfResources) as error:
                     print(f"{shape} {arm}: {type(error).__name__}: {error}")
-            rounds = [
-                {a: do_bench(c, return_mode="median") for a, c in ready.items()} for _ in "123"
-            ]
+            rounds = [{arm: median_ms(call) for arm, call in ready.items()} for _ in range(3)]
         for phase, name in ready:
             ms = statistics.median(r[phase, name] for r in rounds)
             tflops = flops * PRODUCTS[phase] / ms / 1e9
