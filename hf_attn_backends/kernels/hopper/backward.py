@@ -14,10 +14,10 @@ from torch import Tensor
 from hf_attn_backends.errors import CallRefusedError, compose
 from hf_attn_backends.kernels.hopper.backward_plans import (
     KEYS,
-    ROWS,
     Plans,
     Tensors,
     first_launch,
+    tile_rows,
 )
 from hf_attn_backends.kernels.hopper.limits import call_refusals, layout_refusals
 from hf_attn_backends.kernels.visibility import Visibility
@@ -45,7 +45,7 @@ def refusals(
             "torch.use_deterministic_algorithms is on, and this backward adds dQ in the order of "
             "arrival"
         )
-    if q.shape[0] * q.shape[1] * (q.shape[2] + ROWS) * 4 > _MAX:
+    if q.shape[0] * q.shape[1] * (q.shape[2] + 128) * 4 > _MAX:
         reasons.append("batch x heads x query length must stay below 2^29")
     return reasons
 
@@ -146,10 +146,11 @@ def _with_results(given: tuple[Tensor, ...], intervals: Tensor | None) -> Tensor
     query, _grad_out, key, _value, _out, lse = given
     batch, heads, m_len, head_dim = query.shape
     kv_heads, n_len = key.shape[1:3]
-    m_tiles, n_tiles = -(-m_len // ROWS), -(-n_len // KEYS)
+    rows = tile_rows(head_dim)
+    m_tiles, n_tiles = -(-m_len // rows), -(-n_len // KEYS)
     tiles = batch * heads * m_tiles
-    sums = tiles * ROWS * head_dim
-    stats = tiles * ROWS * (2 if intervals is None else 4)
+    sums = tiles * rows * head_dim
+    stats = tiles * rows * (2 if intervals is None else 4)
     room = torch.empty(sums + stats, dtype=torch.float32, device=query.device)
     hull = tile_table = lse
     if intervals is not None:
@@ -159,8 +160,8 @@ def _with_results(given: tuple[Tensor, ...], intervals: Tensor | None) -> Tensor
     return Tensors(
         *given,
         intervals=lse if intervals is None else intervals,
-        stats=room[sums:].view(-1, ROWS),
-        acc=room[:sums].view(-1, head_dim // 4),
+        stats=room[sums:].view(-1, rows),
+        acc=room[:sums].view(-1, 32),
         hull=hull,
         tiles=tile_table,
         dq=query.new_empty((batch, m_len, heads, head_dim)).transpose(1, 2),

@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from hf_attn_backends.kernels.hopper import sass
 from hf_attn_backends.kernels.hopper.backward_kernels import attention_backward
-from hf_attn_backends.kernels.hopper.backward_plans import KEYS, OPTIONS, ROWS
+from hf_attn_backends.kernels.hopper.backward_plans import KEYS, OPTIONS, tile_rows
 from hf_attn_backends.kernels.hopper.gluon_compat import GluonASTSource
 from hf_attn_backends.kernels.hopper.limits import KINDS
 
@@ -34,15 +34,15 @@ def compile_backward(kind: str, head_dim: int, element: str) -> triton.compiler.
         return f"tensordesc<{kind}{block},{layout!r}>"
 
     tile = gl.NVMMASharedLayout(128, 16, 4)
-    rows = descriptor(element, [1, 1, ROWS, head_dim], tile)
+    rows = descriptor(element, [1, 1, tile_rows(head_dim), head_dim], tile)
     keys = descriptor(element, [1, 1, KEYS, head_dim], tile)
-    stats = [4 if kind == "intervals" else 2, ROWS]
-    sums = gl.NVMMASharedLayout(head_dim, 32, 2)
+    stats = [4 if kind == "intervals" else 2, tile_rows(head_dim)]
+    sums = gl.NVMMASharedLayout(128, 32, 2)
     types = {
         **dict.fromkeys(("q_desc", "do_desc"), rows),
         **dict.fromkeys(("k_desc", "v_desc", "dk_desc", "dv_desc"), keys),
         "stats_desc": descriptor("fp32", stats, gl.NVMMASharedLayout(0, 32, 2)),
-        "dq_desc": descriptor("fp32", [128, head_dim // 4], sums),
+        "dq_desc": descriptor("fp32", [128, 32], sums),
         **dict.fromkeys(("hull_ptr", "tiles_ptr"), "*i32"),
         **dict.fromkeys(("scale_log2", "scale"), "fp32"),
         "KIND": "constexpr",

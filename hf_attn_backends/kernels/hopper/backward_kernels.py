@@ -1,28 +1,29 @@
 """Device code of the sm_90 backward: all five products in one pass over the keys.
 
-A program owns 128 keys of one key/value head and walks the query tiles (64 rows) that see them, of
-every query head of the group, so that dK and dV are accumulated in registers and written once
-(FlashAttention-2, arXiv 2307.08691, algorithm 2; FlashAttention-3's order of the products,
-arXiv 2407.08608, section 3.3). Per query tile, with scores transposed so that weights and score
-gradients are register operands of the products that follow:
+A program owns 128 keys of one key/value head and walks the tiles of query rows that see them (64
+rows for head dim 128, 128 rows for 64), of every query head of the group, so that dK and dV are
+accumulated in registers and written once (FlashAttention-2, arXiv 2307.08691, algorithm 2;
+FlashAttention-3's order of the products, arXiv 2407.08608, section 3.3). Per tile, with scores
+transposed so that weights and score gradients are register operands of the products that follow:
 
     S^T = K Q^T,  dP^T = V dO^T,  P^T = exp2(c S^T - lse),  dS^T = P^T * (dP^T - delta)
     dV += P^T dO,  dQ = dS K,  dK += dS^T Q
 
-Five partitions: two consumer warpgroups (64 keys each; of dQ, half of the columns each, for which
-they exchange dS through shared memory), a producer warp that fills the rings, and for each consumer
-a warp that adds its dQ tiles to global memory by the copy engine, in fp32. That addition is in
-arrival order, so dQ is not deterministic; dK and dV are.
+Five partitions: two consumer warpgroups (64 keys each; of dQ, half of a tile each, for which they
+exchange dS through shared memory), a producer warp that fills the rings, and for each consumer a
+warp that adds its dQ to global memory by the copy engine, in fp32. That addition is in arrival
+order, so dQ is not deterministic; dK and dV are.
 
-dQ leaves in register order: row `t` of a `[128, D / 4]` block is what thread `t` of the warpgroup
+dQ leaves in register order: row `t` of a `[128, 32]` block is what thread `t` of the warpgroup
 holds, which makes the stores to shared memory 16 bytes wide and free of bank conflicts. The finish
 pass knows the order (`backward_passes.py`). The row statistics are prepared there too: rows behind
 the last query and rows that see nothing have a log-sum-exp of +inf and so weights of exactly 0.
 
-Registers: 128 of a consumer's 240 hold dK and dV, 64 the scores and dP; ptxas spills nothing as
-long as statistics come late out of shared memory and masks compare one value per thread with
-constants (`backward_masks.py`). Between the wait for S^T and the wait for dP^T lie the
-exponentials; dQ's way to shared memory lies under dK's product.
+Registers: of a consumer's 240, 128 hold dK and dV (64 for head dim 64) and 64 the scores and dP
+(128 for head dim 64). No accumulator is spilled as long as statistics come late out of shared
+memory and masks compare one value per thread with constants (`backward_masks.py`). Between the wait
+for S^T and the wait for dP^T lie the exponentials; dQ's way to shared memory lies under dK's
+product.
 
 Synchronisation: TMA fills and consumer releases signal mbarriers; the exchange of dS is hardware
 barrier 8 (double buffered, so once an iteration), 9 and 10 order the epilogue.
@@ -34,7 +35,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from hf_attn_backends.kernels.hopper.backward_masks import (
-    BM,
     BN,
     CAUSAL,
     INTERVALS,
@@ -76,6 +76,7 @@ def _producer(descs, place, rings, bars, STATS: gl.constexpr):
     batch, kv_head, group, heads, n0, m_lo, m_hi, m_tiles, total = place
     q_s, do_s, k_s, v_s, stats_s = rings
     kv_full, q_full, do_full, q_free, do_free = bars
+    BM: gl.constexpr = q_s.shape[1]
     D: gl.constexpr = k_s.shape[1]
     mbarrier.expect(kv_full, 2 * k_desc.block_type.nbytes)
     tma_load(k_desc, [batch, kv_head, n0, 0], kv_full, k_s.reshape([1, 1, BN, D]))
@@ -116,10 +117,9 @@ def _adder(w: gl.constexpr, dq_desc, dq_s, dq_full, dq_free, place):
 
 @gluon.jit
 def _store_in_register_order(dq, target):
-    """Write `[64, C]` as `[128, C / 2]`: row `t` is what thread `t` holds."""
-    x = dq.reshape([4, 2, 8, dq.shape[1] // 8, 4, 2])  # warp, +8 rows, row, part, lane, pair
-    x = x.permute([0, 2, 4, 1, 3, 5])
-    target.store(x.reshape([128, dq.shape[1] // 2]))
+    """Write `[64, 64]` as `[128, 32]`: row `t` is what thread `t` holds."""
+    x = dq.reshape([4, 2, 8, 8, 4, 2])  # warp, +8 rows, row, part, lane, pair
+    target.store(x.permute([0, 2, 4, 1, 3, 5]).reshape([128, 32]))
 
 
 @gluon.jit
@@ -127,20 +127,23 @@ def _consumer(
     w: gl.constexpr, outs, place, rings, work, bars, seen, scale_log2, scale,
     KIND: gl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values `n0 + 64 w ...`, and columns `D / 2 * w ...` of dQ."""
+    """Gradients of keys and values `n0 + 64 w ...`, and of each dQ tile half `w`.
+
+    The halves are columns for head dim 128, rows for head dim 64.
+    """
     dk_desc, dv_desc = outs
     batch, kv_head, _group, _heads, n0, m_lo, m_hi, _m_tiles, total = place
     q_s, do_s, k_s, v_s, stats_s = rings
     ds_s, dq_s, dq_full, dq_free = work
     kv_full, q_full, do_full, q_free, do_free = bars
     tiles_ptr, n_len, shift, window = seen
+    BM: gl.constexpr = q_s.shape[1]
     D: gl.constexpr = k_s.shape[1]
-    HALF: gl.constexpr = D // 2
     KEYS: gl.constexpr = BN // 2
     dtype: gl.constexpr = k_s.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     dk_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dk_layout, 2)
 
     k_own = k_s.slice(w * KEYS, KEYS, 0)
@@ -166,24 +169,37 @@ def _consumer(
         lse = stats.slice(0, 1, 0).load(s_layout)
         mbarrier.wait(do_full.index(stage), phase)
         do_t = do_s.index(stage).permute((1, 0))
-        dpt = gl.zeros([KEYS, BM], gl.float32, s_layout)
-        dpt = warpgroup_mma(v_own, do_t, dpt, use_acc=False, is_async=True)
+        if BM == 64:
+            dpt = gl.zeros([KEYS, BM], gl.float32, s_layout)
+            dpt = warpgroup_mma(v_own, do_t, dpt, use_acc=False, is_async=True)
+        else:
+            # The sum begins at -delta, which keeps 32 registers free between here and dS.
+            negative = 0.0 - stats.slice(1, 1, 0).load(s_layout)
+            dpt, _x = gl.broadcast(negative, gl.zeros([KEYS, 1], gl.float32, s_layout))
+            dpt = warpgroup_mma(v_own, do_t, dpt, is_async=True)
         st = warpgroup_mma_wait(1, deps=[st])
         p = gl.exp2(st * scale_log2 - lse)
         key = n0 + w * KEYS
         p = masked(p, stats, ragged, m * BM, key, n0 + BN - 1, n_len, shift, window, KIND)
         p_operand = gl.convert_layout(p.to(dtype), operand)
-        delta = stats.slice(1, 1, 0).load(s_layout)
-        dpt = warpgroup_mma_wait(0, deps=[dpt])
-        ds = (p * (dpt - delta)).to(dtype)
+        if BM == 64:
+            delta = stats.slice(1, 1, 0).load(s_layout)
+            dpt = warpgroup_mma_wait(0, deps=[dpt])
+            ds = (p * (dpt - delta)).to(dtype)
+        else:
+            dpt = warpgroup_mma_wait(0, deps=[dpt])
+            ds = (p * dpt).to(dtype)
         ds_s.index(turn).slice(w * KEYS, KEYS, 0).store(ds)
         dv = warpgroup_mma(p_operand, do_s.index(stage), dv, is_async=True)
         fence_async_shared()
         bar_sync(_EXCHANGE, "256")
-        dq = gl.zeros([BM, HALF], gl.float32, dq_layout)
-        k_half = k_s.slice(w * HALF, HALF, 1)
-        ds_whole = ds_s.index(turn).permute((1, 0))
-        dq = warpgroup_mma(ds_whole, k_half, dq, use_acc=False, is_async=True)
+        dq = gl.zeros([64, 64], gl.float32, dq_layout)
+        if BM == 64:
+            ds_t = ds_s.index(turn).permute((1, 0))
+            dq = warpgroup_mma(ds_t, k_s.slice(w * 64, 64, 1), dq, use_acc=False, is_async=True)
+        else:
+            ds_t = ds_s.index(turn).slice(w * 64, 64, 1).permute((1, 0))
+            dq = warpgroup_mma(ds_t, k_s, dq, use_acc=False, is_async=True)
         ds_operand = gl.convert_layout(ds, operand)
         dk = warpgroup_mma(ds_operand, q_s.index(stage), dk, is_async=True)
         dv = warpgroup_mma_wait(2, deps=[dv])
@@ -231,7 +247,7 @@ def attention_backward(
         k_desc, v_desc, dk_desc, dv_desc: `[B, G, N, D]` in blocks of BN keys.
         stats_desc: fp32 `[B * H * m_tiles * STATS, BM]`: log-sum-exp (base 2), delta and, for
             intervals, the first and one-past-last key as int32 bits.
-        dq_desc: fp32 `[B * H * m_tiles * 256, D / 4]`, zeroed; dQ / scale in register order.
+        dq_desc: fp32 `[B * H * m_tiles * 256, 32]`, zeroed; dQ / scale in register order.
         hull_ptr: int32 `[B, n_tiles, 2]`, for intervals: the query tiles that see a program's keys.
         tiles_ptr: int32 `[B, m_tiles, 2]`, for intervals: latest first key and earliest end of a
             tile's rows.
@@ -241,6 +257,7 @@ def attention_backward(
         window: Keys a row sees, its own included.
     """
     STATS: gl.constexpr = 4 if KIND == INTERVALS else 2
+    BM: gl.constexpr = q_desc.block_type.shape[2]
     D: gl.constexpr = q_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     n_tile = gl.program_id(0) // batch_kv
@@ -267,7 +284,7 @@ def attention_backward(
     k_s = gl.allocate_shared_memory(dtype, [BN, D], tile)
     v_s = gl.allocate_shared_memory(dtype, [BN, D], tile)
     ds_s = gl.allocate_shared_memory(dtype, [2, BN, BM], tile)
-    dq_s = gl.allocate_shared_memory(gl.float32, [2, 128, D // 4], dq_desc.layout)
+    dq_s = gl.allocate_shared_memory(gl.float32, [2, 128, 32], dq_desc.layout)
     stats_s = gl.allocate_shared_memory(gl.float32, [_STAGES, STATS, BM], stats_desc.layout)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
     kv_full = gl.allocate_shared_memory(gl.int64, [1], barrier)

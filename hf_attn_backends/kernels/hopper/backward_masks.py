@@ -11,7 +11,6 @@ CAUSAL = gl.constexpr(1)
 WINDOW = gl.constexpr(2)
 INTERVALS = gl.constexpr(3)
 
-BM = gl.constexpr(64)  # query rows of a tile
 BN = gl.constexpr(128)  # keys of a program
 
 
@@ -58,7 +57,8 @@ def masked(p, stats, ragged, row, key, n_last, n_len, shift, window, KIND: gl.co
         if n_last > row + shift:
             p = _band(p, key - row - shift, window, False)
     elif KIND == WINDOW:
-        if (n_last > row + shift) | (n_last - BN + window < row + BM + shift):
+        last_row = row + p.shape[1] - 1
+        if (n_last > row + shift) | (n_last - BN + window < last_row + 1 + shift):
             p = _band(p, key - row - shift, window, True)
     else:
         if ragged:

@@ -2,8 +2,8 @@
 
 All three are bound by memory: together they read out and grad_out once, write and read the fp32
 accumulator of dQ once (`B * H * M * D * 4` bytes) and write dQ. Every program works on one tile of
-64 query rows of one head. Strides of 16-bit tensors count in units of 8 elements, so that 16-byte
-accesses are known to be aligned without specialising on a stride's value.
+BM query rows of one head, `BM * D = 8192`. Strides of 16-bit tensors count in units of 8 elements,
+so that 16-byte accesses are known to be aligned without specialising on a stride's value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def backward_prepare(
     out_ptr, grad_ptr, lse_ptr, intervals_ptr, stats_ptr, acc_ptr,
     out_b, out_h, out_m, grad_b, grad_h, grad_m, lse_b, lse_h, lse_m, intervals_b,
     heads, m_len, n_len, m_tiles,
-    D: tl.constexpr, INTERVALS: tl.constexpr,
+    BM: tl.constexpr, D: tl.constexpr, INTERVALS: tl.constexpr,
 ):  # fmt: skip
     """Statistics of the rows, and zeros for dQ's accumulator.
 
@@ -44,16 +44,16 @@ def backward_prepare(
         out_ptr, grad_ptr: `[B, H, M, D]` and their strides in units of 8 elements.
         lse_ptr: fp32 `[B, H, M]`, natural logarithm, -inf on rows that see nothing.
         intervals_ptr: int32 `[B or 1, M, 2]`; read where INTERVALS.
-        stats_ptr: fp32 `[B, H, m_tiles, STATS, 64]`: base-2 log-sum-exp, delta; with INTERVALS also
+        stats_ptr: fp32 `[B, H, m_tiles, STATS, BM]`: base-2 log-sum-exp, delta; with INTERVALS also
             the first and one-past-last key (clamped to the keys) as int32 bits.
-        acc_ptr: fp32 `[B, H, m_tiles, 64 * D]`.
+        acc_ptr: fp32 `[B, H, m_tiles, BM * D]`.
     """
     STATS: tl.constexpr = 4 if INTERVALS else 2
     tile = tl.program_id(0)
     head_at = tile // m_tiles
     batch = head_at // heads
     head = head_at - batch * heads
-    rows = (tile - head_at * m_tiles) * 64 + tl.arange(0, 64)
+    rows = (tile - head_at * m_tiles) * BM + tl.arange(0, BM)
     inside = rows < m_len
     out_at = _rows_pointer(out_ptr, batch, head, rows, out_b, out_h, out_m, D)
     grad_at = _rows_pointer(grad_ptr, batch, head, rows, grad_b, grad_h, grad_m, D)
@@ -62,17 +62,17 @@ def backward_prepare(
     lse_at = lse_ptr + batch.to(tl.int64) * lse_b + head.to(tl.int64) * lse_h
     lse = tl.load(lse_at + rows.to(tl.int64) * lse_m, mask=inside, other=float("-inf"))
     blind = lse == float("-inf")
-    stats_at = stats_ptr + tile.to(tl.int64) * (STATS * 64) + tl.arange(0, 64)
+    stats_at = stats_ptr + tile.to(tl.int64) * (STATS * BM) + tl.arange(0, BM)
     tl.store(stats_at, tl.where(blind, float("inf"), lse * _LOG2_E))
-    tl.store(stats_at + 64, tl.where(blind, 0.0, tl.sum(out * grad, 1)))
+    tl.store(stats_at + BM, tl.where(blind, 0.0, tl.sum(out * grad, 1)))
     if INTERVALS:
         pair = intervals_ptr + batch.to(tl.int64) * intervals_b + rows.to(tl.int64) * 2
         first = tl.load(pair, mask=inside, other=0)
         end = tl.minimum(tl.load(pair + 1, mask=inside, other=0), n_len)
-        tl.store(stats_at + 128, first.to(tl.float32, bitcast=True))
-        tl.store(stats_at + 192, end.to(tl.float32, bitcast=True))
-    acc_at = acc_ptr + tile.to(tl.int64) * (64 * D) + tl.arange(0, 64 * D)
-    tl.store(acc_at, tl.zeros([64 * D], tl.float32))
+        tl.store(stats_at + 2 * BM, first.to(tl.float32, bitcast=True))
+        tl.store(stats_at + 3 * BM, end.to(tl.float32, bitcast=True))
+    acc_at = acc_ptr + tile.to(tl.int64) * (BM * D) + tl.arange(0, BM * D)
+    tl.store(acc_at, tl.zeros([BM * D], tl.float32))
 
 
 @triton.jit(
@@ -129,23 +129,28 @@ def backward_hull(
     do_not_specialize=["scale", "dq_b", "dq_h", "dq_m", "heads", "m_len", "m_tiles"],
 )
 def backward_finish(
-    acc_ptr, dq_ptr, scale, dq_b, dq_h, dq_m, heads, m_len, m_tiles, D: tl.constexpr
-):
+    acc_ptr, dq_ptr, scale, dq_b, dq_h, dq_m, heads, m_len, m_tiles,
+    BM: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
     """`dQ = scale * accumulator`, out of register order, in dQ's dtype.
 
     Args:
-        acc_ptr: fp32 `[B, H, m_tiles, 2, 128, D / 4]`; see `backward_kernels`.
+        acc_ptr: fp32 `[B, H, m_tiles, 2, 128, 32]`: what the threads of two warpgroups hold of a
+            tile's halves, which are the columns' where BM is 64 and the rows' where it is 128.
         dq_ptr: `[B, H, M, D]` and its strides in units of 8 elements.
     """
-    ROW: tl.constexpr = D // 4
     tile = tl.program_id(0)
     head_at = tile // m_tiles
     batch = head_at // heads
     head = head_at - batch * heads
-    rows = (tile - head_at * m_tiles) * 64 + tl.arange(0, 64)
+    rows = (tile - head_at * m_tiles) * BM + tl.arange(0, BM)
     lines = tile.to(tl.int64) * 256 + tl.arange(0, 256)
-    acc = tl.load(acc_ptr + lines[:, None] * ROW + tl.arange(0, ROW)[None, :])
-    acc = acc.reshape([2, 4, 8, 4, 2, D // 16, 2])  # half, warp, row, lane, +8 rows, part, pair
-    acc = acc.permute([1, 4, 2, 0, 5, 3, 6]).reshape([64, D])
+    acc = tl.load(acc_ptr + lines[:, None] * 32 + tl.arange(0, 32)[None, :])
+    acc = acc.reshape([2, 4, 8, 4, 2, 8, 2])  # half, warp, row, lane, +8 rows, part, pair
+    if BM == 64:
+        acc = acc.permute([1, 4, 2, 0, 5, 3, 6])
+    else:
+        acc = acc.permute([0, 1, 4, 2, 5, 3, 6])
+    acc = acc.reshape([BM, D])
     dq_at = _rows_pointer(dq_ptr, batch, head, rows, dq_b, dq_h, dq_m, D)
     tl.store(dq_at, (acc * scale).to(dq_ptr.dtype.element_ty), mask=(rows < m_len)[:, None])

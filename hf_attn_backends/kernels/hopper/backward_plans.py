@@ -11,11 +11,16 @@ from torch import Tensor
 from hf_attn_backends.kernels.hopper.bound import BoundKernel, Map, Plan
 from hf_attn_backends.kernels.hopper.limits import KINDS, safe_strides
 
-ROWS = 64  # query rows of a tile
 KEYS = 128  # keys of a program
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+_TILE = 8192  # elements of a tile of queries
 _LOG2_E = 1.4426950408889634
 _SCAN = 1024  # rows of intervals that are read at a time
+
+
+def tile_rows(head_dim: int) -> int:
+    """Query rows of a tile: what keeps the shared memory of all head dims alike."""
+    return _TILE // head_dim
 
 
 class Tensors(NamedTuple):
@@ -85,9 +90,9 @@ def _eighths(tensor: Tensor) -> list[int]:
 
 
 def _calls(t: Tensors, kind: str, window: int | None, scale: float) -> dict[str, _Call]:
-    batch, heads, m_len, _head_dim = t.query.shape
+    batch, heads, m_len, head_dim = t.query.shape
     kv_heads, n_len = t.key.shape[1:3]
-    m_tiles, n_tiles = -(-m_len // ROWS), -(-n_len // KEYS)
+    m_tiles, n_tiles = -(-m_len // tile_rows(head_dim)), -(-n_len // KEYS)
     interval_stride = 2 * m_len if kind == "intervals" and t.intervals.shape[0] > 1 else 0
     scale = float(scale)
     strides = (*_eighths(t.out), *_eighths(t.grad_out), *t.lse.stride(), interval_stride)
@@ -108,16 +113,9 @@ def _calls(t: Tensors, kind: str, window: int | None, scale: float) -> dict[str,
             (t.query, t.grad_out, t.key, t.value, t.stats, t.acc, t.dk, t.dv),
             (t.hull, t.tiles),
             (
-                scale * _LOG2_E,
-                scale,
-                batch * kv_heads,
-                kv_heads,
-                heads // kv_heads,
-                m_len,
-                n_len,
-                m_tiles,
-                n_tiles,
-                min(window or 0, 2**30),
+                *(scale * _LOG2_E, scale),
+                *(batch * kv_heads, kv_heads, heads // kv_heads),
+                *(m_len, n_len, m_tiles, n_tiles, min(window or 0, 2**30)),
             ),
             n_tiles * batch * kv_heads,
         ),
@@ -145,15 +143,16 @@ def _descriptors(tensors: Sequence[Tensor]) -> list[object]:
 
     query, grad_out, key, value, stats, acc, dk, dv = tensors
     head_dim = query.shape[-1]
-    tile = gl.NVMMASharedLayout(128, 16, 4)
-    rows, keys = [1, 1, ROWS, head_dim], [1, 1, KEYS, head_dim]
+    tile, stats_rows = gl.NVMMASharedLayout(128, 16, 4), tile_rows(head_dim)
+    rows, keys = [1, 1, stats_rows, head_dim], [1, 1, KEYS, head_dim]
+    kinds = stats.shape[0] // (acc.shape[0] // 256)
     return [
         of(query, rows, tile),
         of(grad_out, rows, tile),
         of(key, keys, tile),
         of(value, keys, tile),
-        of(stats, [stats.shape[0] // (acc.shape[0] // 256), ROWS], gl.NVMMASharedLayout(0, 32, 2)),
-        of(acc, [128, head_dim // 4], gl.NVMMASharedLayout(head_dim, 32, 2)),
+        of(stats, [kinds, stats_rows], gl.NVMMASharedLayout(0, 32, 2)),
+        of(acc, [128, 32], gl.NVMMASharedLayout(128, 32, 2)),
         of(dk, keys, tile),
         of(dv, keys, tile),
     ]
@@ -167,15 +166,16 @@ def first_launch(t: Tensors, kind: str, window: int | None, scale: float) -> Pla
     from hf_attn_backends.kernels.hopper import backward_kernels, backward_passes
 
     head_dim = t.query.shape[-1]
+    rows = tile_rows(head_dim)
     calls = _calls(t, kind, window, scale)
     launches = {
         "prepare": (
             backward_passes.backward_prepare,
-            {"D": head_dim, "INTERVALS": kind == "intervals"},
+            {"BM": rows, "D": head_dim, "INTERVALS": kind == "intervals"},
         ),
-        "hull": (backward_passes.backward_hull, {"BM": ROWS, "BN": KEYS, "SCAN": _SCAN}),
+        "hull": (backward_passes.backward_hull, {"BM": rows, "BN": KEYS, "SCAN": _SCAN}),
         "main": (backward_kernels.attention_backward, {"KIND": KINDS.index(kind)}),
-        "finish": (backward_passes.backward_finish, {"D": head_dim}),
+        "finish": (backward_passes.backward_finish, {"BM": rows, "D": head_dim}),
     }
     bound: dict[str, BoundKernel | None] = {}
     for name, call in calls.items():
