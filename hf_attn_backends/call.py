@@ -19,6 +19,7 @@ from hf_attn_backends.errors import InvalidCallError, InvalidDtypeError
 if TYPE_CHECKING:
     from hf_attn_backends.kernels.visibility import Visibility
 
+FEATURES = ("bias", "dropout", "sinks", "softcap", "value_dim")
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -29,7 +30,7 @@ class CallClass(NamedTuple):
         dtype: `bfloat16`, `float16`, `float32`.
         head_dim: `D`.
         visibility: One of `kernels.visibility.KINDS`.
-        features: Sorted, `+`-joined extras: `softcap`, `sinks`, `dropout`, `bias`, `value_dim`.
+        features: Sorted, `+`-joined extras out of `FEATURES`.
     """
 
     dtype: str
@@ -45,6 +46,26 @@ class CallClass(NamedTuple):
 def class_name(dtype: str, head_dim: int, visibility: str, features: str = "") -> str:
     """The one spelling of a call class."""
     return f"{dtype}/d{head_dim}/{visibility}" + (f"+{features}" if features else "")
+
+
+@lru_cache(maxsize=64)
+def features_name(
+    *,
+    bias: bool = False,
+    dropout: bool = False,
+    sinks: bool = False,
+    softcap: bool = False,
+    value_dim: bool = False,
+) -> str:
+    """The features of a class, in the one order that they are written in."""
+    present = {
+        "bias": bias,
+        "dropout": dropout,
+        "sinks": sinks,
+        "softcap": softcap,
+        "value_dim": value_dim,
+    }
+    return "+".join(name for name in FEATURES if present[name])
 
 
 @lru_cache(maxsize=16)
@@ -94,14 +115,13 @@ class AttentionCall:
     @property
     def call_class(self) -> CallClass:
         """The class under which the gate covers this call and the witness counts it."""
-        extras = {
-            "bias": self.bias,
-            "dropout": self.dropout_p > 0.0,
-            "sinks": self.sinks,
-            "softcap": self.softcap is not None,
-            "value_dim": self.value_head_dim != self.head_dim,
-        }
-        features = "+".join(name for name, present in extras.items() if present)
+        features = features_name(
+            bias=self.bias,
+            dropout=self.dropout_p > 0.0,
+            sinks=self.sinks,
+            softcap=self.softcap is not None,
+            value_dim=self.value_head_dim != self.head_dim,
+        )
         return CallClass(dtype_name(self.dtype), self.head_dim, self.visibility, features)
 
     @classmethod

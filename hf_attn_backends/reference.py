@@ -29,6 +29,7 @@ class ReferenceGrads(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    dsinks: Tensor | None = None
 
 
 def visible_keys(
@@ -89,6 +90,8 @@ def attention_reference(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    kept: Tensor | None = None,
+    dropout_p: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
     """Softmax attention (arXiv 1706.03762, eq. 1) with everything that transformers adds.
@@ -105,6 +108,9 @@ def attention_reference(
         softcap: `c` in `c * tanh(scores / c)`, after the scale, before bias and mask.
         sinks: `[H]` logits that join each head's denominator and carry no value.
         bias: Added to the scores; broadcastable to `[B, H, M, N]`.
+        kept: `[B, H, M, N]` bool, the weights that dropout leaves; they are divided by
+            `1 - dropout_p`, the others are 0. The denominator is that of all.
+        dropout_p: With `kept`.
         dtype: Of every operation and of the results.
 
     Returns:
@@ -140,7 +146,12 @@ def attention_reference(
     total = weights.sum(-1, keepdim=True)
     empty = total == 0
     safe = torch.where(empty, 1.0, total)  # before the division and the logarithm: no NaN gradients
-    out = (weights / safe) @ v
+    weights = weights / safe
+    if kept is not None:
+        weights = torch.cat(
+            [weights[..., :n] * kept / (1.0 - dropout_p), weights[..., n:]], dim=-1
+        )  # a sink beside them carries no value
+    out = weights @ v
     lse = torch.where(empty, float("-inf"), peak + torch.log(safe))[..., 0]
     return out, lse
 
@@ -151,16 +162,20 @@ def attention_reference_grads(
     """The reference and its gradients for one `grad_out` `[B, H, M, E]`.
 
     Takes `attention_reference`'s keyword arguments. The inputs are left without gradients; dK and
-    dV are `[B, G, N, ...]`, summed over the query heads of each group.
+    dV are `[B, G, N, ...]`, summed over the query heads of each group. With sinks, dSinks `[H]`.
     """
     dtype = kwargs.get("dtype", torch.float64)
-    leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in (query, key, value)]
+    sinks = kwargs.pop("sinks", None)
+    inputs = (query, key, value) if sinks is None else (query, key, value, sinks)
+    leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
+    if sinks is not None:
+        kwargs["sinks"] = leaves[3]
     with torch.enable_grad():
-        out, lse = attention_reference(*leaves, **kwargs)
+        out, lse = attention_reference(*leaves[:3], **kwargs)
         if out.requires_grad:
-            dq, dk, dv = torch.autograd.grad(
+            grads = torch.autograd.grad(
                 out, leaves, grad_out.to(dtype), allow_unused=True, materialize_grads=True
             )
         else:  # no keys at all
-            dq, dk, dv = (torch.zeros_like(leaf) for leaf in leaves)
-    return ReferenceGrads(out.detach(), lse.detach(), dq.detach(), dk.detach(), dv.detach())
+            grads = [torch.zeros_like(leaf) for leaf in leaves]
+    return ReferenceGrads(out.detach(), lse.detach(), *(grad.detach() for grad in grads))

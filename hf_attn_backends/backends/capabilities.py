@@ -74,7 +74,8 @@ _TRITON = {
     "dtypes": ("float32", *_HALF),
     "min_head_dim": 16,
     "max_head_dim": 256,
-    "value_head_dim": False,
+    "softcap": True,
+    "sinks": True,
     "package": "triton",
 }
 _FLASH = {
@@ -106,7 +107,7 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     # torch.nn.attention.flex_attention: "FlexAttention does not support backward on CPU".
     "flex_attention": Capability(softcap=True, sinks=True, backward=("cuda",)),
-    "triton_fa2": Capability(**_TRITON),
+    "triton_fa2": Capability(**_TRITON, dropout=True),
     "triton_decode": Capability(**_TRITON, backward=(), cache_only=True),
     # Dense decode alone; here for the matrix, its refusals are structural.
     "flashmla": Capability(
@@ -143,6 +144,13 @@ def call_refusals(name: str, capability: Capability, call: AttentionCall) -> lis
         reasons.append(
             f"{name} needs value head_dim = query head_dim, "
             f"got {call.value_head_dim} and {call.head_dim}"
+        )
+    elif call.value_head_dim != call.head_dim and not capability.takes_head_dim(
+        call.value_head_dim
+    ):
+        reasons.append(
+            f"{name} has kernels for value head_dim {capability.head_dims_text()}, "
+            f"the call has value head_dim {call.value_head_dim}"
         )
     if call.visibility not in capability.visibilities and not call.bias:
         reasons.append(

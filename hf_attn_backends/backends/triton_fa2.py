@@ -35,7 +35,7 @@ class TritonFA2Backend(AttentionBackend):
             found = variants.kernel_refusals(
                 call.device, call.dtype, call.head_dim, call.value_head_dim
             )
-        if call.call_class.features:  # no gate can measure what the kernel does not implement
+        if call.bias:  # no gate can measure what the kernel does not implement
             return found
         return [*found, *proof.call_refusals(call)]
 
@@ -69,7 +69,10 @@ class TritonFA2Backend(AttentionBackend):
         bias: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; what the kernel does not implement was refused."""
-        return _operator()(query, key, value, visibility, scale=scale, backend=self.name)
+        return _operator()(
+            query, key, value, visibility, scale=scale, softcap=softcap, sinks=sinks,
+            dropout_p=dropout_p, backend=self.name,
+        )  # fmt: skip
 
 
 def _operator() -> Any:

@@ -20,13 +20,14 @@ WITNESS_NAME = "gate"
 
 
 class Attended(NamedTuple):
-    """What a function under test returns: `[B, H, M, D]`, `[B, H, M]`, and the gradients."""
+    """What a function under test returns: `[B, H, M, E]`, `[B, H, M]`, and the gradients."""
 
     out: Tensor
     lse: Tensor
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    dsinks: Tensor | None = None
 
 
 Attend = Callable[[Inputs], Attended]
@@ -38,28 +39,34 @@ def operator(variant: str = "auto") -> Attend:
     def attend(inputs: Inputs) -> Attended:
         from hf_attn_backends.kernels.ops import triton_attention_with_lse
 
-        query, key, value = (x.detach().requires_grad_() for x in inputs[:3])
+        leaves = [x.detach().requires_grad_() for x in inputs[:3]]
+        options = inputs.kernel_options()
+        if inputs.sinks is not None:
+            options["sinks"] = inputs.sinks.detach().requires_grad_()
+            leaves.append(options["sinks"])
         with torch.enable_grad():
+            query, key, value = leaves[:3]
             out, lse = triton_attention_with_lse(
                 query, key, value, inputs.visibility, scale=inputs.scale, backend=WITNESS_NAME,
-                variant=variant,
+                variant=variant, **options,
             )  # fmt: skip
-            dq, dk, dv = torch.autograd.grad(out, (query, key, value), inputs.grad_out)
-        return Attended(out.detach(), lse.detach(), dq, dk, dv)
+            grads = torch.autograd.grad(out, leaves, inputs.grad_out)
+        return Attended(out.detach(), lse.detach(), *grads)
 
     return attend
 
 
 def from_launches(
     launch_forward: Callable[..., tuple[Tensor, Tensor]],
-    launch_backward: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    launch_backward: Callable[..., tuple[Tensor, ...]],
 ) -> Attend:
     """A pair of launch functions, without the operator around them."""
 
     def attend(inputs: Inputs) -> Attended:
-        query, key, value, grad_out, visibility, scale = inputs
-        out, lse = launch_forward(query, key, value, visibility, scale)
-        grads = launch_backward(grad_out, query, key, value, out, lse, visibility, scale)
+        query, key, value, grad_out, visibility, scale = inputs[:6]
+        options = inputs.kernel_options()
+        out, lse = launch_forward(query, key, value, visibility, scale, **options)
+        grads = launch_backward(grad_out, query, key, value, out, lse, visibility, scale, **options)
         return Attended(out, lse, *grads)
 
     return attend

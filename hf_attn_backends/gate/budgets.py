@@ -33,7 +33,7 @@ from hf_attn_backends.reference import (
     visible_keys,
 )
 
-TENSORS = ("out", "lse", "dq", "dk", "dv")
+TENSORS = ("out", "lse", "dq", "dk", "dv", "dsinks")  # the last where there are sinks
 METRICS = ("max", "rms")
 SDPA_FACTOR = 2.0
 
@@ -62,6 +62,11 @@ class Yardstick(NamedTuple):
     budgets: dict[tuple[str, str], float]
     name: str
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Which of `TENSORS` the call has."""
+        return TENSORS if self.exact.dsinks is not None else TENSORS[:-1]
+
 
 def error_of(found: Tensor, exact: Tensor) -> dict[str, float]:
     """Largest and root-mean-square difference; entries of -inf on both sides agree."""
@@ -74,31 +79,30 @@ def error_of(found: Tensor, exact: Tensor) -> dict[str, float]:
 
 def yardstick(inputs: Inputs) -> Yardstick:
     """The oracle, and the budgets that SDPA's own errors leave."""
-    query, key, value, grad_out, visibility, scale = inputs
+    query, key, value, grad_out, visibility, _ = inputs[:6]
     b, h, m, _ = query.shape
     seen = visible_keys(b, h, m, key.shape[2], query.device, visibility=visibility)
-    exact = attention_reference_grads(
-        query, key, value, grad_out, visibility=visibility, scale=scale
-    )
+    options = inputs.oracle_options()
+    exact = attention_reference_grads(query, key, value, grad_out, **options)
+    unlike_sdpa = bool(inputs.softcap or inputs.dropout_p) or inputs.sinks is not None
     try:
-        measured, name = _sdpa(inputs, seen), "sdpa"
+        measured, name = (_eager(inputs), "eager") if unlike_sdpa else (_sdpa(inputs, seen), "sdpa")
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
         measured, name = _eager(inputs), "eager"
-    _, lse = attention_reference(
-        query, key, value, visibility=visibility, scale=scale, dtype=torch.float32
-    )
+    _, lse = attention_reference(query, key, value, **options, dtype=torch.float32)
     measured = {**measured, "lse": lse}
     sizes = _sizes(inputs, exact, seen)
     budgets = {}
-    for tensor in TENSORS:
+    stick = Yardstick(exact, seen, budgets, name)
+    for tensor in stick.tensors:
         eps = torch.finfo(torch.float32 if tensor == "lse" else query.dtype).eps
         found = error_of(measured[tensor], getattr(exact, tensor))
         size = error_of(sizes[tensor], torch.zeros_like(sizes[tensor]))
         for metric in METRICS:
             budgets[tensor, metric] = SDPA_FACTOR * found[metric] + eps * size[metric]
-    return Yardstick(exact, seen, budgets, name)
+    return stick
 
 
 def _sdpa(inputs: Inputs, seen: Tensor) -> dict[str, Tensor]:
@@ -107,7 +111,7 @@ def _sdpa(inputs: Inputs, seen: Tensor) -> dict[str, Tensor]:
     That takes them out of dQ, dK and dV exactly, whatever the SDPA kernel makes of such rows, and
     their outputs are left out by hand.
     """
-    query, key, value, grad_out, visibility, scale = inputs
+    query, key, value, grad_out, visibility, scale = inputs[:6]
     hidden = ~seen.any(-1, keepdim=True)
     plain = visibility.kind == "full" or (
         visibility.kind == "causal" and query.shape[2] == key.shape[2]
@@ -134,11 +138,8 @@ def _kernels(query: Tensor, plain: bool) -> AbstractContextManager[object]:
 
 def _eager(inputs: Inputs) -> dict[str, Tensor]:
     """Eager attention in the inputs' dtype."""
-    found = attention_reference_grads(
-        inputs.query, inputs.key, inputs.value, inputs.grad_out,
-        visibility=inputs.visibility, scale=inputs.scale, dtype=inputs.query.dtype,
-    )  # fmt: skip
-    return found._asdict()
+    options = inputs.oracle_options()
+    return attention_reference_grads(*inputs[:4], **options, dtype=inputs.query.dtype)._asdict()
 
 
 def _sizes(inputs: Inputs, exact: ReferenceGrads, seen: Tensor) -> dict[str, Tensor]:
@@ -148,7 +149,9 @@ def _sizes(inputs: Inputs, exact: ReferenceGrads, seen: Tensor) -> dict[str, Ten
     gradients of the scores, the output inside delta = rowsum(dO * O); such roundings are
     independent and add in quadrature. For fp32 it is every product, and they add up.
     A weight is exp(score - lse), so the fp32 rounding of the score, at the size of its products,
-    is a relative error of the weight; beside a 16-bit rounding it disappears.
+    is a relative error of the weight; beside a 16-bit rounding it disappears. A softcap turns that
+    error by its slope 1 - tanh^2, itself a difference of fp32 numbers of size 1, and adds the
+    rounding of the capped score; for 16-bit inputs that is a rounding of the cap.
     """
     query, key, value, grad_out = (x.double() for x in inputs[:4])
     h, g = query.shape[1], key.shape[1]
@@ -162,18 +165,35 @@ def _sizes(inputs: Inputs, exact: ReferenceGrads, seen: Tensor) -> dict[str, Ten
     def group(x: Tensor) -> Tensor:
         return (x.unflatten(1, (g, h // g)) ** power).sum(2) ** (1 / power)
 
-    products = query.abs() @ key.abs().transpose(-1, -2) * inputs.scale
-    finite = torch.where(torch.isinf(exact.lse), 0.0, exact.lse)[..., None]
-    weights = torch.exp(query @ key.transpose(-1, -2) * inputs.scale - finite)
     relative = torch.finfo(torch.float32).eps / torch.finfo(inputs.query.dtype).eps
-    weights = weights.masked_fill(~seen, 0.0) * (1.0 + relative * products)
+    scores = query @ key.transpose(-1, -2) * inputs.scale
+    spread = query.abs() @ key.abs().transpose(-1, -2) * inputs.scale
+    slope: Tensor | float = 1.0
+    if inputs.softcap:
+        curve = torch.tanh(scores / inputs.softcap)
+        scores = inputs.softcap * curve
+        slope = 1.0 - curve**2 + 2 * relative
+        spread = spread * slope + (scores.abs() if full else inputs.softcap)
+    finite = torch.where(torch.isinf(exact.lse), 0.0, exact.lse)[..., None]
+    weights = torch.exp(scores - finite)
+    weights = weights.masked_fill(~seen, 0.0) * (1.0 + relative * spread)
     dp = summed(grad_out, value.transpose(-1, -2)) if full else grad_out @ value.transpose(-1, -2)
     delta = ((exact.out * grad_out).abs() ** power).sum(-1, keepdim=True) ** (1 / power)
-    ds = weights * (dp.abs() + delta) * inputs.scale
-    return {
-        "out": summed(weights, value),
-        "lse": products.masked_fill(~seen, 0.0).amax(-1),
+    passed = weights
+    if (kept := inputs.kept()) is not None:
+        passed, dp = (x * kept / (1.0 - inputs.dropout_p) for x in (weights, dp))
+    ds = weights * (dp.abs() + delta) * inputs.scale * slope
+    spread = spread.masked_fill(~seen, 0.0).amax(-1)
+    sizes = {
+        "out": summed(passed, value),
+        "lse": spread,
         "dq": summed(ds, key),
         "dk": group(summed(ds.transpose(-1, -2), query)),
-        "dv": group(summed(weights.transpose(-1, -2), grad_out)),
+        "dv": group(summed(passed.transpose(-1, -2), grad_out)),
     }
+    if inputs.sinks is not None and exact.dsinks is not None:
+        sinks = inputs.sinks.double()[None, :, None]
+        share = torch.exp(sinks - exact.lse) * (1.0 + relative * (spread + sinks.abs()))
+        sizes["dsinks"] = ((share * delta[..., 0]) ** power).sum((0, 2)) ** (1 / power)
+        sizes["dsinks"] = sizes["dsinks"] + exact.dsinks.abs()  # its own rounding
+    return sizes

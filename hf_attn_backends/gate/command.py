@@ -16,15 +16,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hf_attn_backends import environment
-from hf_attn_backends.call import CallClass
+from hf_attn_backends.call import FEATURES, CallClass, features_name
 from hf_attn_backends.errors import InvalidCallError
 from hf_attn_backends.gate.artifact import device_kind, parse_class
 from hf_attn_backends.gate.budgets import TENSORS
+from hf_attn_backends.gate.grid import default_grid
 from hf_attn_backends.gate.results import ClassResult
-from hf_attn_backends.gate.run import GateResult, default_grid, previous_classes, run_gate
+from hf_attn_backends.gate.run import GateResult, previous_classes, run_gate
 from hf_attn_backends.kernels.visibility import KINDS
 
 _DTYPES = ("bfloat16", "float16", "float32")
+MEASURED_FEATURES = tuple(name for name in FEATURES if name != "bias")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +48,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--visibility", action="append", choices=KINDS, help="only this kind of mask (repeatable)"
     )
+    parser.add_argument(
+        "--feature",
+        action="append",
+        type=features_of,
+        metavar="F",
+        help=f"measure the classes with this feature in place of those without: "
+        f"{', '.join(MEASURED_FEATURES)}; several of one call joined by + (repeatable)",
+    )
     parser.add_argument("--gate-dir", help="folder of the artifacts")
     parser.add_argument("--force", action="store_true", help="measure also what is proven already")
     parser.add_argument("--jobs", type=int, help="worker processes (default: by cores)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")  # fmt: skip
+
+
+def features_of(text: str) -> str:
+    """Features as a class spells them, from words in any order joined by `+`."""
+    words = text.split("+")
+    for word in words:
+        if word not in MEASURED_FEATURES:
+            raise argparse.ArgumentTypeError(
+                f"a feature must be one of {', '.join(MEASURED_FEATURES)}, got {word!r}"
+            )
+    return features_name(**dict.fromkeys(words, True))
 
 
 def asked_classes(args: argparse.Namespace, device: str) -> list[CallClass]:
@@ -59,16 +80,21 @@ def asked_classes(args: argparse.Namespace, device: str) -> list[CallClass]:
         InvalidCallError: The options together name nothing.
     """
     grid = default_grid(device)
+    features = args.feature or [""]
     if args.head_dim:
         dtypes = args.dtype or sorted({one.dtype for one in grid})
         return [
-            CallClass(dtype, dim, kind)
+            CallClass(dtype, dim, kind, feature)
             for dtype in dtypes
             for dim in args.head_dim
             for kind in args.visibility or KINDS
+            for feature in features
         ]
-    if args.dtype is None and args.visibility is None:
+    if args.dtype is None and args.visibility is None and args.feature is None:
         return sorted({*grid, *map(parse_class, previous_classes(device, args.gate_dir))})
+    if args.feature is not None:
+        plain = [one for one in grid if not one.features]
+        grid = [one._replace(features=feature) for one in plain for feature in features]
     chosen = [
         one
         for one in grid
@@ -88,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"hf-attn gate: torch sees no CUDA device, {device} cannot be measured",
               file=sys.stderr)  # fmt: skip
         return 1
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console(width=None if sys.stdout.isatty() else 160)
     classes = asked_classes(args, device)
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -121,18 +147,20 @@ def show(result: GateResult, asked: int, console: Console) -> None:
         return
     table = Table(title=f"triton_fa2 on {result.device}: worst error of each tensor, and its "
                         "share of the budget")  # fmt: skip
-    narrow = console.width < 115
-    for column in ("class", "variant", "cases", *TENSORS, "verdict"):
+    sinks = any("sinks" in name for name in result.classes)
+    narrow = console.width < (155 if sinks else 115)
+    tensors = TENSORS if sinks else TENSORS[:-1]
+    for column in ("class", "variant", "cases", *tensors, "verdict"):
         table.add_column(column, no_wrap=True)
     for name, found in sorted(result.classes.items()):
         verdict = {"passed": "[green]passed", "failed": "[bold red]FAILED"}.get(
             found.status, "[yellow]refused"
         )
         for variant, measured in found.variants.items():
-            cells = [_cell(measured.tensors.get(tensor), narrow) for tensor in TENSORS]
+            cells = [_cell(measured.tensors.get(tensor), narrow) for tensor in tensors]
             table.add_row(name, variant, str(measured.cases), *cells, verdict)
         if not found.variants:
-            table.add_row(name, "-", "0", *("-" for _ in TENSORS), verdict)
+            table.add_row(name, "-", "0", *("-" for _ in tensors), verdict)
     console.print(table)
     for found in result.classes.values():
         for reason in found.reasons:

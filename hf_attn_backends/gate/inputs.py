@@ -7,13 +7,14 @@ head dim.
 from __future__ import annotations
 
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_attn_backends.call import CallClass
 from hf_attn_backends.gate.cases import Case
+from hf_attn_backends.gate.dropout import kept_weights
 from hf_attn_backends.kernels.visibility import Visibility
 
 
@@ -21,10 +22,16 @@ class Inputs(NamedTuple):
     """Everything that one measured call is given.
 
     Attributes:
-        query, grad_out: `[B, H, M, D]`.
-        key, value: `[B, G, N, D]`.
+        query: `[B, H, M, D]`.
+        key: `[B, G, N, D]`.
+        value: `[B, G, N, E]`.
+        grad_out: `[B, H, M, E]`.
         visibility: Which keys each row sees.
         scale: Factor of the scores.
+        softcap: `c` in `c * tanh(scores / c)`; 0: none.
+        sinks: `[H]` logits, or None.
+        dropout_p: Probability of dropping a weight.
+        seed: With dropout, `[1]` int64.
     """
 
     query: Tensor
@@ -33,6 +40,37 @@ class Inputs(NamedTuple):
     grad_out: Tensor
     visibility: Visibility
     scale: float
+    softcap: float = 0.0
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    seed: Tensor | None = None
+
+    def kernel_options(self) -> dict[str, Any]:
+        """The features that the call has, as the launches and the operator take them."""
+        options = {"softcap": self.softcap, "dropout_p": self.dropout_p}
+        options = {name: number for name, number in options.items() if number}
+        tensors = {"sinks": self.sinks, "seed": self.seed}
+        return options | {name: given for name, given in tensors.items() if given is not None}
+
+    def oracle_options(self) -> dict[str, Any]:
+        """Everything beside the tensors, as the oracle takes it."""
+        options: dict[str, Any] = {
+            "visibility": self.visibility,
+            "scale": self.scale,
+            "softcap": self.softcap or None,
+            "sinks": self.sinks,
+        }
+        if self.seed is not None:
+            options |= {"kept": self.kept(), "dropout_p": self.dropout_p}
+        return options
+
+    def kept(self) -> Tensor | None:
+        """The weights that dropout leaves, `[B, H, M, N]` bool; None without dropout."""
+        if self.seed is None:
+            return None
+        b, h, m, _ = self.query.shape
+        shape = (b, h, m, self.key.shape[2])
+        return kept_weights(int(self.seed), shape, self.dropout_p, self.query.device)
 
 
 def make_inputs(case: Case, call_class: CallClass, device: torch.device | str) -> Inputs:
@@ -41,18 +79,37 @@ def make_inputs(case: Case, call_class: CallClass, device: torch.device | str) -
     draw = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, call_class.dtype)
     b, h, g, d = case.batch, case.heads, case.kv_heads, call_class.head_dim
+    features = call_class.features.split("+")
+    e = _value_dim(d, seed) if "value_dim" in features else d
 
-    def tensor(heads: int, length: int) -> Tensor:
-        numbers = torch.randn(b, heads, length, d, generator=draw)
+    def tensor(heads: int, length: int, dim: int) -> Tensor:
+        numbers = torch.randn(b, heads, length, dim, generator=draw)
         return _lay_out(numbers.to(device, dtype), case.layout)
 
-    query, key, value = tensor(h, case.q_len), tensor(g, case.k_len), tensor(g, case.k_len)
+    query, key = tensor(h, case.q_len, d), tensor(g, case.k_len, d)
+    value = tensor(g, case.k_len, e)
     if case.grad == "ones":
-        grad_out = torch.full((), 0.75, dtype=dtype, device=device).expand(b, h, case.q_len, d)
+        grad_out = torch.full((), 0.75, dtype=dtype, device=device).expand(b, h, case.q_len, e)
     else:
-        grad_out = torch.randn(b, h, case.q_len, d, generator=draw).to(device, dtype)
+        grad_out = torch.randn(b, h, case.q_len, e, generator=draw).to(device, dtype)
     visibility = _visibility(case, draw, device)
-    return Inputs(query, key, value, grad_out, visibility, case.steepness * d**-0.5)
+    found = Inputs(query, key, value, grad_out, visibility, case.steepness * d**-0.5)
+    if "softcap" in features:  # one that bends every score, or one that steep scores saturate
+        found = found._replace(softcap=1.5 if case.steepness == 1.0 else 30.0)
+    if "sinks" in features:
+        found = found._replace(sinks=2 * torch.randn(h, generator=draw).to(device, dtype))
+    if "dropout" in features:
+        number = torch.randint(2**62, (1,), generator=draw)
+        found = found._replace(dropout_p=0.3, seed=number.to(device))
+    return found
+
+
+def _value_dim(head_dim: int, seed: int) -> int:
+    """A value head dim unlike the query's: MLA's two thirds, one that is no multiple, a larger."""
+    mla = max(16, head_dim * 2 // 3 // 16 * 16)
+    other = max(16, head_dim // 2 + 4)
+    choices = (mla, other, head_dim + 16 if head_dim <= 240 else 128)
+    return next(e for e in choices[seed % 3 :] + choices if e != head_dim)
 
 
 def _lay_out(tensor: Tensor, layout: str) -> Tensor:

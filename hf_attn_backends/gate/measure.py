@@ -24,7 +24,7 @@ from hf_attn_backends.gate.attend import (
     operator,
     poisoned,
 )
-from hf_attn_backends.gate.budgets import METRICS, TENSORS, Yardstick, error_of, yardstick
+from hf_attn_backends.gate.budgets import METRICS, Yardstick, error_of, yardstick
 from hf_attn_backends.gate.cases import Case, cases_for
 from hf_attn_backends.gate.inputs import Inputs, make_inputs
 from hf_attn_backends.gate.results import ClassResult, VariantResult
@@ -119,7 +119,7 @@ def _measure_variant(
     kept.cases += 1
     if stick.name not in kept.yardsticks:
         kept.yardsticks.append(stick.name)
-    for name in TENSORS:
+    for name in stick.tensors:
         _check(result, kept, case, stick, name, getattr(found, name), variant)
     if again is not None:
         _check_repeat(result, kept, case, found, again, variant)
@@ -146,7 +146,7 @@ def _check(
     case: Case,
     stick: Yardstick,
     name: str,
-    found: Tensor,
+    found: Tensor | None,
     variant: str,
 ) -> None:
     """Form, finite, exactly zero where nothing is seen, then the errors against the budgets."""
@@ -155,14 +155,15 @@ def _check(
         result.add_failure(name, check, case.name, variant, what)
 
     exact: Tensor = getattr(stick.exact, name)
-    if found.shape != exact.shape:
-        return fail("form", f"must have shape {tuple(exact.shape)}, got {tuple(found.shape)}")
+    if found is None or found.shape != exact.shape:
+        return fail("form", f"must have shape {exact.shape}, got {getattr(found, 'shape', None)}")
     rows = ~stick.seen.any(-1)  # [B, H, M]
     keys = (
         ~stick.seen.any(2).unflatten(1, (exact.shape[1], -1)).any(2) if name[1:] in "kv" else None
     )
     bad = ~torch.isfinite(found)
-    if name == "lse":
+    sinks = stick.exact.dsinks is not None  # every row sees its head's
+    if name == "lse" and not sinks:
         bad &= ~rows
         if not bool((found[rows] == float("-inf")).all()):
             fail("hidden rows", "must be -inf where a row sees nothing, and is not")
@@ -172,7 +173,7 @@ def _check(
         fail("hidden keys", "must be exactly 0 for keys that nobody sees, and is not")
     if bool(bad.any()):
         return fail("finite", f"has {int(bad.sum())} elements that are not finite (or not written)")
-    if name == "lse":
+    if name == "lse" and not sinks:
         found = torch.where(rows, float("-inf"), found)
     errors = error_of(found, exact)
     for metric in METRICS:
@@ -187,12 +188,11 @@ def _check_repeat(
     result: ClassResult, kept: VariantResult, case: Case, one: Attended, two: Attended, variant: str
 ) -> None:
     """Two runs must give the same bits: the forward pass always, gradients where promised."""
-    for name in TENSORS:
-        first, second = getattr(one, name), getattr(two, name)
-        if torch.equal(first.nan_to_num(), second.nan_to_num()):
+    for name, first, second in zip(one._fields, one, two, strict=True):
+        if first is None or second is None or torch.equal(first.nan_to_num(), second.nan_to_num()):
             continue
         backward = variant.partition("/")[2] or variant
-        if name in ("dq", "dk", "dv"):
+        if name not in ("out", "lse"):
             kept.deterministic = False
             if backward not in DETERMINISTIC_BACKWARD:
                 continue

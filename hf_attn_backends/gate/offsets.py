@@ -33,7 +33,7 @@ def applies(call_class: CallClass, device: torch.device) -> bool:
 
     One class is enough: how addresses are computed does not depend on dtype, head dim or mask.
     """
-    if device.type != "cuda" or tuple(call_class[:3]) != ("bfloat16", 128, "causal"):
+    if device.type != "cuda" or tuple(call_class) != ("bfloat16", 128, "causal", ""):
         return False
     return torch.cuda.mem_get_info(device)[0] > NEEDED_BYTES
 
@@ -77,6 +77,6 @@ def last_of_many(attend: Attend) -> Attend:
         batch = FAR // inputs.query[0].numel() + 2
         query, key, value, grad_out = (x.expand(batch, *x.shape[1:]) for x in inputs[:4])
         found = attend(Inputs(query, key, value, grad_out, inputs.visibility, inputs.scale))
-        return Attended(*(x[-1:].clone() for x in found))
+        return Attended(*(x[-1:].clone() for x in found[:5]))
 
     return attend_many

@@ -21,29 +21,14 @@ from hf_attn_backends.gate.artifact import Artifact, artifact_path, device_kind,
 from hf_attn_backends.gate.attend import Attend
 from hf_attn_backends.gate.budgets import TOLERANCES
 from hf_attn_backends.gate.cases import cases_for
+from hf_attn_backends.gate.grid import default_grid
 from hf_attn_backends.gate.measure import measure_class
 from hf_attn_backends.gate.results import ClassResult, GateResult
 from hf_attn_backends.gate.verify import find, load
 from hf_attn_backends.gate.workers import measure_in_workers, worker_count
 from hf_attn_backends.gate.writer import withdraw, write_equivalence_gate
-from hf_attn_backends.kernels.visibility import KINDS
-
-GRIDS = {
-    "cpu": {"float32": (16, 32, 64, 80, 128), "bfloat16": (64, 128), "float16": (64, 128)},
-    "cuda": {
-        "bfloat16": (64, 96, 128, 256),
-        "float16": (64, 96, 128, 256),
-        "float32": (64, 128),
-    },
-}
 
 Progress = Callable[[int, int, ClassResult], None]
-
-
-def default_grid(device: object = None) -> list[CallClass]:
-    """The classes of a plain `hf-attn gate`."""
-    grid = GRIDS["cuda" if device_kind(device).startswith("cuda") else "cpu"]
-    return [CallClass(t, dim, kind) for t, dims in grid.items() for dim in dims for kind in KINDS]
 
 
 def previous_classes(

@@ -15,6 +15,7 @@ _FILES = (
     "gate/attend.py",
     "gate/budgets.py",
     "gate/cases.py",
+    "gate/dropout.py",
     "gate/inputs.py",
     "gate/measure.py",
     "gate/offsets.py",

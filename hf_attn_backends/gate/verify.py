@@ -60,15 +60,17 @@ def extend_command(
         device: Where the calls run; None leaves it to the command's default.
     """
     where = "" if device is None else f" --device {device_kind(device).partition('-')[0]}"
-    if isinstance(what, int):
-        kind = ""
-    else:
+    kind = features = ""
+    if not isinstance(what, int):
         call_class = gate.parse_class(what) if isinstance(what, str) else what
-        what, dtype, kind = call_class.head_dim, call_class.dtype, call_class.visibility
+        what, dtype, kind, features = (
+            call_class.head_dim, call_class.dtype, call_class.visibility, call_class.features
+        )  # fmt: skip
     command = f"hf-attn gate{where} --head-dim {what}"
     if dtype is not None:
         command += f" --dtype {str(dtype).removeprefix('torch.')}"
-    return command + (f" --visibility {kind}" if kind else "")
+    command += f" --visibility {kind}" if kind else ""
+    return command + (f" --feature {features}" if features else "")
 
 
 def load(path: Path, fix: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The operator: one `torch.library` boundary over every variant of the kernel.
 
 Shapes: `B` batch, `H` query heads, `G` key/value heads, `M` query length, `N` key length, `D`
-head dim.
+head dim, `E` the value's head dim.
 
 `hf_attn_backends::attention_forward` and `::attention_backward` are opaque to torch.compile, have
 fake implementations with the exact strides, and count each launch in the witness when they run.
@@ -10,12 +10,14 @@ Autograd is a plain `autograd.Function` around them, the cheapest boundary there
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hf_attn_backends import witness
-from hf_attn_backends.call import class_name, dtype_name
+from hf_attn_backends.call import class_name, dtype_name, features_name
 from hf_attn_backends.kernels.variants import VARIANTS, resolve_variant
 from hf_attn_backends.kernels.visibility import Visibility
 
@@ -24,12 +26,14 @@ __all__ = ["VARIANTS", "triton_attention", "triton_attention_with_lse"]
 _LIBRARY = torch.library.Library("hf_attn_backends", "DEF")
 _LIBRARY.define(
     "attention_forward(Tensor query, Tensor key, Tensor value, Tensor? intervals, Tensor? dense, "
-    "float scale, bool causal, int window, str backend, str variant) -> (Tensor, Tensor)"
+    "float scale, bool causal, int window, str backend, str variant, Tensor? sinks=None, "
+    "Tensor? seed=None, float softcap=0.0, float dropout_p=0.0) -> (Tensor, Tensor)"
 )
 _LIBRARY.define(
     "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, "
     "Tensor lse, Tensor? intervals, Tensor? dense, float scale, bool causal, int window, "
-    "str backend, str variant, bool need_dq, bool need_dkdv) -> (Tensor, Tensor, Tensor)"
+    "str backend, str variant, bool need_dq, bool need_dkdv, Tensor? sinks=None, "
+    "Tensor? seed=None, float softcap=0.0, float dropout_p=0.0) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -37,6 +41,23 @@ def _visibility(
     intervals: Tensor | None, dense: Tensor | None, causal: bool, window: int
 ) -> Visibility:
     return Visibility(causal=causal, window=window or None, intervals=intervals, dense=dense)
+
+
+def _features(
+    query: Tensor, value: Tensor, sinks: Tensor | None, softcap: float, dropout_p: float
+) -> str:
+    return features_name(
+        dropout=dropout_p > 0.0,
+        sinks=sinks is not None,
+        softcap=softcap > 0.0,
+        value_dim=value.shape[-1] != query.shape[-1],
+    )
+
+
+def _extras(
+    sinks: Tensor | None, seed: Tensor | None, softcap: float, dropout_p: float
+) -> dict[str, Any]:
+    return {"sinks": sinks, "seed": seed, "softcap": softcap, "dropout_p": dropout_p}
 
 
 def _forward(
@@ -50,11 +71,18 @@ def _forward(
     window: int,
     backend: str,
     variant: str,
+    sinks: Tensor | None = None,
+    seed: Tensor | None = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     visibility = _visibility(intervals, dense, causal, window)
-    chosen = resolve_variant("forward", variant, query, key, value, visibility, scale)
-    result = chosen.launch(query, key, value, visibility, scale)
-    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind)
+    features = _features(query, value, sinks, softcap, dropout_p)
+    chosen = resolve_variant("forward", variant, query, key, value, visibility, scale, features)
+    # Only the portable variant knows these, and it is the one that they resolve to.
+    extras = _extras(sinks, seed, softcap, dropout_p) if features else {}
+    result = chosen.launch(query, key, value, visibility, scale, **extras)
+    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind, features)
     witness.count(backend, chosen.name, "forward", name)
     return result
 
@@ -75,9 +103,14 @@ def _backward(
     variant: str,
     need_dq: bool,
     need_dkdv: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    sinks: Tensor | None = None,
+    seed: Tensor | None = None,
+    softcap: float = 0.0,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     visibility = _visibility(intervals, dense, causal, window)
-    chosen = resolve_variant("backward", variant, query, key, value, visibility, scale)
+    features = _features(query, value, sinks, softcap, dropout_p)
+    chosen = resolve_variant("backward", variant, query, key, value, visibility, scale, features)
     grads = chosen.launch(
         grad_out,
         query,
@@ -89,10 +122,12 @@ def _backward(
         scale,
         need_dq=need_dq,
         need_dkdv=need_dkdv,
+        **(_extras(sinks, seed, softcap, dropout_p) if features else {}),
     )
-    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind)
+    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind, features)
     witness.count(backend, chosen.name, "backward", name)
-    return grads
+    dsinks = query.new_empty(0) if sinks is None else grads[3].to(sinks.dtype)
+    return grads[0], grads[1], grads[2], dsinks
 
 
 def _rows_first(tensor: Tensor, batch: int, heads: int, length: int, dim: int) -> Tensor:
@@ -101,19 +136,23 @@ def _rows_first(tensor: Tensor, batch: int, heads: int, length: int, dim: int) -
 
 
 def _forward_fake(query, key, value, *_):
-    b, h, m, d = query.shape
-    return _rows_first(query, b, h, m, d), query.new_empty(b, h, m, dtype=torch.float32)
+    b, h, m, _ = query.shape
+    out = _rows_first(query, b, h, m, value.shape[3])
+    return out, query.new_empty(b, h, m, dtype=torch.float32)
 
 
-def _backward_fake(grad_out, query, key, value, out, lse, *rest):
-    need_dq, need_dkdv = rest[-2:]
+def _backward_fake(
+    grad_out, query, key, value, out, lse, intervals, dense, scale, causal, window, backend,
+    variant, need_dq, need_dkdv, sinks=None, seed=None, softcap=0.0, dropout_p=0.0,
+):  # fmt: skip
     b, h, m, d = query.shape
     g, n = key.shape[1], key.shape[2]
     nothing = query.new_empty(0)
     return (
         _rows_first(query, b, h, m, d) if need_dq else nothing,
         _rows_first(key, b, g, n, d) if need_dkdv else query.new_empty(0),
-        _rows_first(value, b, g, n, d) if need_dkdv else query.new_empty(0),
+        _rows_first(value, b, g, n, value.shape[3]) if need_dkdv else query.new_empty(0),
+        query.new_empty(0) if sinks is None else torch.empty_like(sinks),
     )
 
 
@@ -131,13 +170,18 @@ class TritonAttention(torch.autograd.Function):
     """Autograd over the two operators; the log-sum-exp is not differentiable."""
 
     @staticmethod
-    def forward(ctx, query, key, value, intervals, dense, scale, causal, window, backend, variant):
+    def forward(
+        ctx, query, key, value, intervals, dense, scale, causal, window, backend, variant,
+        sinks, seed, softcap, dropout_p,
+    ):  # fmt: skip
         """Run the forward operator and keep what the backward one needs."""
         out, lse = _forward_op(
-            query, key, value, intervals, dense, scale, causal, window, backend, variant
-        )
-        ctx.save_for_backward(query, key, value, out, lse, intervals, dense)
+            query, key, value, intervals, dense, scale, causal, window, backend, variant,
+            sinks, seed, softcap, dropout_p,
+        )  # fmt: skip
+        ctx.save_for_backward(query, key, value, out, lse, intervals, dense, sinks, seed)
         ctx.scalars = (scale, causal, window, backend, variant)
+        ctx.features = (softcap, dropout_p)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
@@ -145,17 +189,19 @@ class TritonAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_out, _grad_lse):
         """Run the backward operator for the gradients that are wanted."""
-        query, key, value, out, lse, intervals, dense = ctx.saved_tensors
+        query, key, value, out, lse, intervals, dense, sinks, seed = ctx.saved_tensors
         wants_q, wants_k, wants_v = ctx.needs_input_grad[:3]
-        dq, dk, dv = _backward_op(
+        dq, dk, dv, dsinks = _backward_op(
             grad_out, query, key, value, out, lse, intervals, dense, *ctx.scalars,
-            wants_q, wants_k or wants_v,
+            wants_q, wants_k or wants_v, sinks, seed, *ctx.features,
         )  # fmt: skip
         return (
             dq if wants_q else None,
             dk if wants_k else None,
             dv if wants_v else None,
             *(None,) * 7,
+            dsinks if ctx.needs_input_grad[10] else None,
+            *(None,) * 3,
         )
 
 
@@ -166,6 +212,10 @@ def triton_attention_with_lse(
     visibility: Visibility,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
     backend: str = "triton_fa2",
     variant: str = "auto",
 ) -> tuple[Tensor, Tensor]:
@@ -175,24 +225,36 @@ def triton_attention_with_lse(
         query: `[B, H, M, D]`, bf16, fp16 or fp32; any strides (a last dimension that is not
             contiguous costs one copy).
         key: `[B, G, N, D]`; query head `h` reads key head `h // (H // G)`.
-        value: `[B, G, N, D]`.
+        value: `[B, G, N, E]`; `E` may differ from `D`.
         visibility: Which keys each row sees.
         scale: Factor of the scores; default `D ** -0.5`.
+        softcap: `c` in `c * tanh(scores / c)`, after the scale and before the mask.
+        sinks: `[H]` logits that join each head's denominator; differentiable.
+        dropout_p: Probability of dropping a weight; the others are divided by `1 - dropout_p`.
+        seed: With dropout: `[1]` int64 on the query's device, which alone decides what is
+            dropped. Default: drawn from torch's generator of that device, so that
+            `torch.manual_seed` and checkpointing reproduce it.
         backend: The name that the witness counts under.
         variant: `auto`, or one of `VARIANTS` to insist.
 
     Returns:
-        Output `[B, H, M, D]`, a view of contiguous `[B, M, H, D]` memory, and log-sum-exp
-        `[B, H, M]` fp32, natural log, -inf where a row sees nothing (its output is 0).
+        Output `[B, H, M, E]`, a view of contiguous `[B, M, H, E]` memory, and log-sum-exp
+        `[B, H, M]` fp32, natural log, -inf where a row sees nothing (its output is 0). Sinks are
+        included in it.
 
     Raises:
         CallRefusedError: No variant serves this device, dtype or head dim.
 
     Notes:
-        The forward pass is deterministic. So is the portable variant's backward pass.
+        The forward pass is deterministic. So is the portable variant's backward pass. Dropout
+        is a function of the seed and of the weight's place.
         FlashAttention-2: arXiv 2307.08691.
     """
     factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    if dropout_p == 0.0:
+        seed = None
+    elif seed is None:
+        seed = torch.randint(2**62, (1,), dtype=torch.int64, device=query.device)
     arguments = (
         query,
         key,
@@ -204,9 +266,16 @@ def triton_attention_with_lse(
         visibility.window or 0,
         backend,
         variant,
+        sinks,
+        seed,
+        softcap or 0.0,
+        dropout_p,
     )
     if torch.is_grad_enabled() and (
-        query.requires_grad or key.requires_grad or value.requires_grad
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (sinks is not None and sinks.requires_grad)
     ):
         return TritonAttention.apply(*arguments)  # pyright: ignore[reportReturnType]
     return _forward_op(*arguments)
@@ -219,10 +288,15 @@ def triton_attention(
     visibility: Visibility,
     *,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
     backend: str = "triton_fa2",
     variant: str = "auto",
 ) -> Tensor:
     """`triton_attention_with_lse` without the log-sum-exp."""
     return triton_attention_with_lse(
-        query, key, value, visibility, scale=scale, backend=backend, variant=variant
-    )[0]
+        query, key, value, visibility, scale=scale, softcap=softcap, sinks=sinks,
+        dropout_p=dropout_p, seed=seed, backend=backend, variant=variant,
+    )[0]  # fmt: skip

@@ -44,8 +44,11 @@ def kernel_refusals(
         reasons.append(
             f"head_dim must be {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, got head_dim {head_dim}"
         )
-    if value_head_dim not in (None, head_dim):
-        reasons.append(f"value head_dim must equal the query's {head_dim}, got {value_head_dim}")
+    if value_head_dim is not None and not MIN_HEAD_DIM <= value_head_dim <= MAX_HEAD_DIM:
+        reasons.append(
+            f"value head_dim must be {MIN_HEAD_DIM} to {MAX_HEAD_DIM}, "
+            f"got value head_dim {value_head_dim}"
+        )
     if dtype not in _DTYPES:
         reasons.append(f"dtype must be bfloat16, float16 or float32, got {dtype}")
     if device.type == "cpu":
@@ -93,8 +96,10 @@ def _hopper(phase: str) -> tuple[Variant, Any]:
 
 
 @lru_cache(maxsize=256)
-def _kernel_refusals(device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[str, ...]:
-    return tuple(kernel_refusals(device, dtype, head_dim))
+def _kernel_refusals(
+    device: torch.device, dtype: torch.dtype, head_dim: int, value_head_dim: int | None
+) -> tuple[str, ...]:
+    return tuple(kernel_refusals(device, dtype, head_dim, value_head_dim))
 
 
 @lru_cache(maxsize=1)
@@ -117,6 +122,7 @@ def resolve_variant(
     value: Tensor,
     visibility: Visibility,
     scale: float,
+    features: str = "",
 ) -> Variant:
     """Choose the variant for one call; the answer is kept for calls of the same layout.
 
@@ -125,9 +131,10 @@ def resolve_variant(
         asked: `auto`, or a variant's name.
         query: `[B, H, M, D]`.
         key: `[B, G, N, D]`.
-        value: `[B, G, N, D]`.
+        value: `[B, G, N, E]`.
         visibility: Which keys each row sees.
         scale: Factor of the scores.
+        features: Of the call's class; the portable variant alone has them.
 
     Raises:
         CallRefusedError: Nothing serves the call, or not the variant that was asked for.
@@ -143,13 +150,15 @@ def resolve_variant(
         query.stride(),
         key.shape,
         key.stride(),
+        value.shape[3],
         value.stride(),
+        features,
         (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
         torch.are_deterministic_algorithms_enabled(),
     )
     variant = _resolved.get(layout)
     if variant is None:
-        variant = _resolve(phase, asked, query, key, value, visibility, scale)
+        variant = _resolve(phase, asked, query, key, value, visibility, scale, features)
         if len(_resolved) >= _RESOLVED_KEPT:
             _resolved.clear()
         _resolved[layout] = variant
@@ -164,10 +173,12 @@ def _resolve(
     value: Tensor,
     visibility: Visibility,
     scale: float,
+    features: str,
 ) -> Variant:
     if asked not in ("auto", *VARIANTS):
         raise InvalidCallError(f"variant must be auto, {' or '.join(VARIANTS)}, got {asked!r}")
-    reasons = list(_kernel_refusals(query.device, query.dtype, query.shape[-1]))
+    d, e = query.shape[-1], value.shape[-1]
+    reasons = list(_kernel_refusals(query.device, query.dtype, d, None if e == d else e))
     if reasons:
         raise CallRefusedError(compose("no kernel serves this call", reasons), reasons)
     if asked == "triton":
@@ -175,7 +186,7 @@ def _resolve(
     cached = key.shape[2] > query.shape[2]  # where they are equal, there is nothing to split
     if phase == "forward" and (asked == "decode" or (asked == "auto" and cached)):
         variant, refusals = _decode()
-        refused = refusals(query, visibility)
+        refused = _features_refused("decode", features) + refusals(query, visibility)
         if not refused:
             return variant
         if asked == "decode":
@@ -187,7 +198,7 @@ def _resolve(
                 ),
                 refused,
             )
-    refused = hopper_refusals(phase, query, key, value, visibility, scale)
+    refused = hopper_refusals(phase, query, key, value, visibility, scale, features)
     if not refused:
         return _hopper(phase)[0]
     if asked == "hopper":
@@ -202,10 +213,25 @@ def _resolve(
     return _portable(phase)
 
 
+def _features_refused(variant: str, features: str) -> list[str]:
+    """The portable variant alone has softcap, sinks, dropout and value head dims of their own."""
+    names = features.replace("+", ", ")
+    return [f"the {variant} variant does not implement {names}"] if features else []
+
+
 def hopper_refusals(
-    phase: str, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale: float
+    phase: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visibility: Visibility,
+    scale: float,
+    features: str = "",
 ) -> list[str]:
     """Why the hopper variant cannot serve a phase of a call; empty when it can."""
     if not query.is_cuda or interpreted():
         return [f"the hopper variant needs a CUDA device of capability 9.0, not {query.device}"]
+    refused = _features_refused("hopper", features)
+    if refused:
+        return refused
     return _hopper(phase)[1](query, key, value, visibility, scale)

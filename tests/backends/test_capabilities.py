@@ -27,6 +27,7 @@ CHANGES = {
     "odd head": ({"head_dim": 20, "value_head_dim": 20}, "head_dim 20"),
     "tiny head": ({"head_dim": 4, "value_head_dim": 4}, "head_dim 4"),
     "value": ({"value_head_dim": 32}, "32 and 64"),
+    "tiny value": ({"value_head_dim": 8}, "8"),
     "intervals": ({"visibility": "intervals"}, "intervals"),
     "dense": ({"visibility": "dense"}, "dense"),
     "softcap": ({"softcap": 2.0}, "softcap"),
@@ -44,9 +45,9 @@ SERVES = {
     "flash_attention_2": {"softcap", "dropout", "grad", "no cache", "decode"},
     "flash_attention_3": {"softcap", "grad", "no cache", "decode"},
     "flex_attention": set(CHANGES) - {"bias", "dropout", "both"},
-    "triton_fa2": {"device", "float32", "odd head", "intervals", "dense", "grad", "no cache",
-                   "decode"},
-    "triton_decode": {"device", "float32", "odd head", "intervals", "dense", "decode"},
+    "triton_fa2": set(CHANGES) - {"float64", "wide head", "tiny head", "tiny value", "bias"},
+    "triton_decode": {"device", "float32", "odd head", "value", "intervals", "dense", "softcap",
+                      "sinks", "decode"},
 }  # fmt: skip
 
 
@@ -86,11 +87,12 @@ def test_structure_is_refused_from_the_dimensions():
     fits = ModelDims(head_dim=128, v_head_dim=128)
     assert structural_refusals("triton_fa2", table, fits) == []
     wide = ModelDims(head_dim=288, v_head_dim=288, softcap=50.0)
-    reasons = structural_refusals("triton_fa2", table, wide)
-    assert "head_dim 288" in reasons[0]
-    assert "softcap" in reasons[1]
-    latent = ModelDims(head_dim=192, v_head_dim=128)
-    assert "128 and 192" in structural_refusals("triton_fa2", table, latent)[0]
+    assert "head_dim 288" in structural_refusals("triton_fa2", table, wide)[0]
+    latent = ModelDims(head_dim=192, v_head_dim=128, softcap=50.0)
+    assert structural_refusals("triton_fa2", table, latent) == []
+    assert "softcap" in structural_refusals("sdpa", CAPABILITIES["sdpa"], latent)[0]
+    reasons = structural_refusals("flash_attention_2", CAPABILITIES["flash_attention_2"], latent)
+    assert "128 and 192" in reasons[0]
 
 
 def test_a_subclass_is_judged_by_its_row():

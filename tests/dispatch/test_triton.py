@@ -81,9 +81,55 @@ def test_another_class_is_refused_with_the_command(covered):
 
 
 def test_what_the_kernel_lacks_is_refused_and_no_gate_is_blamed(covered):
-    with pytest.raises(CallRefusedError, match="does not implement softcap") as caught:
-        attention(*make(covered), softcap=2.0, backend="triton_fa2")
+    bias = torch.randn(5, 7, device=covered)
+    with pytest.raises(CallRefusedError, match="does not implement an additive mask") as caught:
+        attention(*make(covered), attn_mask=bias, backend="triton_fa2")
     assert "hf-attn gate" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "features"),
+    [
+        ({"softcap": 2.0}, "softcap"),
+        ({"sinks": torch.zeros(4), "dropout_p": 0.1}, "dropout+sinks"),
+    ],
+)
+def test_a_feature_that_the_gate_has_not_measured_is_refused(covered, options, features):
+    options = {k: v.to(covered) if k == "sinks" else v for k, v in options.items()}
+    with pytest.raises(CallRefusedError, match="the equivalence gate does not cover") as caught:
+        attention(*make(covered), is_causal=True, backend="triton_fa2", **options)
+    command = f"--head-dim 16 --dtype float32 --visibility causal --feature {features}"
+    assert command in str(caught.value)
+
+
+def test_a_value_head_dim_of_its_own_is_refused_unless_measured(covered):
+    query, key, value = make(covered)
+    with pytest.raises(CallRefusedError, match="--visibility full --feature value_dim"):
+        attention(query, key, torch.cat([value, value], -1), backend="triton_fa2")
+
+
+def test_features_that_were_measured_agree_with_the_oracle(home, kernel_device):
+    gate.write_equivalence_gate(
+        tolerances={}, shapes_covered=[], device=kernel_device,
+        coverage=["float32/d16/causal+sinks+softcap+value_dim"],
+    )  # fmt: skip
+    query, key, value = make(kernel_device, grad=True)
+    value = torch.randn(2, 2, 7, 24, device=kernel_device, requires_grad=True)
+    sinks = torch.randn(4, device=kernel_device, requires_grad=True)
+    leaves = (query, key, value, sinks)
+    options = {"is_causal": True, "softcap": 1.5, "sinks": sinks}
+    out = attention(query, key, value, backend="triton_fa2", **options)
+    want, _ = attention_reference(query, key, value, **options)
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+    weight = torch.randn_like(out)
+    grads = torch.autograd.grad(out, leaves, weight)
+    exact = torch.autograd.grad(want, leaves, weight.double())
+    for one, two in zip(grads, exact, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    assert {n.call_class for n in witness.snapshot()} == {
+        "float32/d16/causal+sinks+softcap+value_dim"
+    }
+    assert {n.phase for n in witness.snapshot()} == {"forward", "backward"}
 
 
 def test_a_gate_that_is_written_counts_from_the_next_call_on(home, kernel_device):

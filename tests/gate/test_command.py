@@ -9,6 +9,7 @@ import torch
 
 from hf_attn_backends import gate
 from hf_attn_backends.gate.command import asked_classes
+from hf_attn_backends.gate.grid import default_grid
 from hf_attn_backends.kernels.visibility import KINDS
 
 
@@ -34,11 +35,43 @@ def arguments(*words: str):
             ["--dtype", "bfloat16", "--visibility", "dense"],
             {"bfloat16/d64/dense", "bfloat16/d128/dense"},
         ),
+        (
+            [
+                "--head-dim",
+                "24",
+                "--dtype",
+                "float32",
+                "--visibility",
+                "full",
+                "--feature",
+                "softcap+sinks",
+                "--feature",
+                "dropout",
+            ],
+            {"float32/d24/full+sinks+softcap", "float32/d24/full+dropout"},
+        ),
+        (
+            ["--dtype", "float16", "--visibility", "window", "--feature", "value_dim"],
+            {"float16/d64/window+value_dim", "float16/d128/window+value_dim"},
+        ),
     ],
 )
 def test_options_name_classes(words, want, tmp_path):
     args = arguments("--gate-dir", str(tmp_path), *words)
     assert {str(one) for one in asked_classes(args, "cpu")} == want
+
+
+def test_a_feature_that_cannot_be_measured(capsys):
+    with pytest.raises(SystemExit):
+        arguments("--feature", "bias")
+    assert "a feature must be one of dropout, sinks, softcap, value_dim" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["float32/d24/window", "bfloat16/d80/causal+sinks+softcap"])
+def test_the_command_of_a_refusal_measures_that_class(name, tmp_path):
+    words = gate.extend_command(name, device="cpu").split()[2:]
+    args = arguments("--gate-dir", str(tmp_path), *words)
+    assert [str(one) for one in asked_classes(args, "cpu")] == [name]
 
 
 def test_a_plain_run_restores_what_was_covered_before(tmp_path, measured, monkeypatch):
@@ -47,7 +80,7 @@ def test_a_plain_run_restores_what_was_covered_before(tmp_path, measured, monkey
     args = arguments("--gate-dir", str(tmp_path))
     asked = {str(one) for one in asked_classes(args, "cpu")}
     assert "float32/d112/full" in asked
-    assert len(asked) == 46
+    assert len(asked) == len(default_grid("cpu")) + 1
 
 
 def cli(capsys, *words: str):

@@ -65,6 +65,11 @@ def gate_home(tmp_path_factory) -> Path:
             for dim in HEAD_DIMS
             for kind in KINDS
         ]
+        shapes += [
+            {"dtype": "float32", "head_dim": dim, "visibility": KINDS, "features": feature}
+            for dim in HEAD_DIMS
+            for feature in ("softcap", "sinks", "dropout", "value_dim")
+        ]
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             gate.write_equivalence_gate(
                 tolerances={"out": "test"}, shapes_covered=shapes, device=device

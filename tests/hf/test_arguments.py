@@ -138,8 +138,8 @@ def test_one_query_for_a_larger_batch(gated, monkeypatch):
                        ({"dropout": 0.1}, "dropout")]
 )  # fmt: skip
 def test_the_backend_itself_refuses_what_it_cannot(gated, over, word):
-    query = torch.randn(1, 2, 3, 16)
-    with pytest.raises(CallRefusedError, match=word):
+    query = torch.randn(1, 2, 3, 16, dtype=torch.float16)  # of which no feature was measured
+    with pytest.raises(CallRefusedError, match=rf"does not cover float16/d16/causal\+{word}"):
         attention_function("triton_fa2")(_Module(), query, query, query, None, **over)
 
 
@@ -149,9 +149,11 @@ def test_output_attentions_of_a_whole_model(models, calls):
         tried(input_ids=models.ids(1, 5), output_attentions=True)
 
 
-def test_dropout_is_refused_in_training_and_absent_in_evaluation(models, gated):
-    model = models.build(models.config(attention_dropout=0.3), "triton_fa2")
+def test_dropout_that_was_not_measured_is_refused_in_training_and_absent_in_evaluation(
+    models, gated
+):
+    model = models.build(models.config(attention_dropout=0.3), "triton_fa2", torch.float16)
     with torch.no_grad():
         model(input_ids=models.ids(1, 3))
-    with pytest.raises(CallRefusedError, match="dropout"):
+    with pytest.raises(CallRefusedError, match=r"does not cover float16/d16/causal\+dropout"):
         model.train()(input_ids=models.ids(1, 3))

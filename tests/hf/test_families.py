@@ -115,19 +115,6 @@ def test_cross_attention_of_an_encoder_and_decoder(models, calls):
     assert len(calls) == 3  # encoder, decoder, cross
 
 
-def test_a_softcap_is_refused(models, gated):
-    over = {**DECODERS["gemma2"], "attn_logit_softcapping": 2.0}
-    _, tried = _pair("gemma2", over, "AutoModelForCausalLM")
-    with pytest.raises(CallRefusedError, match="softcap"):
-        tried(input_ids=models.ids(1, 5))
-
-
-def test_sinks_are_refused(models, gated):
-    _, tried = _pair("gpt_oss", {**SMALL, **EXPERTS, **SLIDING}, "AutoModelForCausalLM")
-    with pytest.raises(CallRefusedError, match="sink"):
-        tried(input_ids=models.ids(1, 5))
-
-
 def test_a_position_bias_is_refused(models, gated):
     over = {"vocab_size": 61, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_layers": 1,
             "num_heads": 2, "pad_token_id": 0, "decoder_start_token_id": 0}  # fmt: skip

@@ -36,7 +36,7 @@ class _Module(torch.nn.Module):
 def test_adapter_coverage_and_witness(gated, kernel_device, monkeypatch, kind):
     result = torch.empty(2, 8, 4, 16, device=kernel_device).transpose(1, 2)
 
-    def operator(query, key, value, visibility, *, scale, backend):
+    def operator(query, key, value, visibility, *, scale, backend, **features):
         return result
 
     monkeypatch.setattr(triton_fa2, "_attend", operator)

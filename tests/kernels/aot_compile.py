@@ -1,6 +1,6 @@
 """Compile the portable kernels for a GPU that is not there and print what ptxas made of them.
 
-    python tests/kernels/aot_compile.py CAPABILITY HEAD_DIM KIND [wide]
+    python tests/kernels/aot_compile.py CAPABILITY HEAD_DIM KIND [wide | FEATURE | value_dim=E ...]
 
 Run in a process of its own, without TRITON_INTERPRET. Prints one JSON object: for each kernel its
 registers, bytes of stack, shared memory, and its SASS counts of spills and matrix instructions.
@@ -23,9 +23,10 @@ from hf_attn_backends.kernels.triton.launch import block_d, launch_options
 from hf_attn_backends.kernels.triton.tiles import tiles_for
 
 DESCRIPTORS = {
-    "_attn_bwd_dkdv_kernel": {"q_ptr": "BM", "grad_ptr": "BM"},
-    "_attn_bwd_dq_kernel": {"k_ptr": "BN", "v_ptr": "BN"},
+    "_attn_bwd_dkdv_kernel": {"q_ptr": ("BM", "BD"), "grad_ptr": ("BM", "BV")},
+    "_attn_bwd_dq_kernel": {"k_ptr": ("BN", "BD"), "v_ptr": ("BN", "BV")},
 }
+FLOATS = ("scale", "softcap", "dropout_p")
 
 
 ROWS = re.compile(r"stride_(?!i|m)")
@@ -44,7 +45,10 @@ def signature(kernel, constants):
         if name in constants:
             types[name] = "constexpr"
         elif name in described:
-            types[name] = f"tensordesc<bf16[1, 1, {constants[described[name]]}, {constants['BD']}]>"
+            rows, columns = (constants[size] for size in described[name])
+            types[name] = f"tensordesc<bf16[1, 1, {rows}, {columns}]>"
+        elif name == "seed_ptr":
+            types[name] = "*i64" if constants.get("DROPOUT") else "*fp32"
         elif name in ("lse_ptr", "delta_ptr"):
             types[name] = "*fp32"
         elif name == "intervals_ptr":
@@ -55,7 +59,7 @@ def signature(kernel, constants):
             types[name] = "*bf16"
         else:
             wide = constants["WIDE"] and ROWS.match(name)
-            types[name] = "fp32" if name == "scale" else "i64" if wide else "i32"
+            types[name] = "fp32" if name in FLOATS else "i64" if wide else "i32"
     return types
 
 
@@ -100,16 +104,24 @@ def compiled(kernel, capability, constants, warps):
     }
 
 
-def main(capability, head_dim, kind, wide):
+def main(capability, head_dim, kind, *features):
     """Compile the three kernels of one class."""
-    tiles = tiles_for(divmod(capability, 10), head_dim, 2, kind)
+    wide = "wide" in features
+    other = [int(flag.partition("=")[2]) for flag in features if flag.startswith("value_dim=")]
+    value_dim = other[0] if other else head_dim
+    costly = "softcap" in features or "dropout" in features
+    tiles = tiles_for(divmod(capability, 10), head_dim, 2, kind, costly)
     common = {
         "HEAD_DIM": head_dim, "BD": block_d(head_dim), "KIND": kind, "WIDE": wide,
-        "PRECISION": "tf32",
+        "VALUE_DIM": value_dim, "BV": block_d(value_dim), "PRECISION": "tf32",
+        "SOFTCAP": "softcap" in features, "DROPOUT": "dropout" in features,
     }  # fmt: skip
     tma = capability >= 90 and not wide
     extra = {
-        "forward": (forward_kernels._attn_fwd_kernel, {"HEAD_MAJOR": kind == "full"}),
+        "forward": (
+            forward_kernels._attn_fwd_kernel,
+            {"HEAD_MAJOR": kind == "full", "SINKS": "sinks" in features},
+        ),
         "dkdv": (backward_kernels._attn_bwd_dkdv_kernel, {"SCAN": 1024, "TMA": tma}),
         "dq": (backward_kernels._attn_bwd_dq_kernel, {"TMA": tma}),
     }
@@ -122,4 +134,4 @@ def main(capability, head_dim, kind, wide):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], len(sys.argv) > 4)
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

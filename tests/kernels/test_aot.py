@@ -44,6 +44,22 @@ def test_fits_and_uses_the_tensor_cores(capability, head_dim, kind):
         assert found["spills"] <= SPILLS.get((name, capability), 40), (name, found)
 
 
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "flags"),
+    [
+        (90, 128, ("softcap", "sinks", "dropout")),
+        (80, 256, ("softcap",)),
+        (90, 192, ("value_dim=128",)),
+    ],
+)
+def test_features_compile_and_fit(capability, head_dim, flags):
+    """Their arithmetic costs registers; the tensor cores still do the products."""
+    for name, found in compile_for(capability, head_dim, "causal", *flags).items():
+        assert found["shared"] <= SHARED[capability], name
+        assert found["wgmma"] + found["mma"] > 0, name
+        assert found["spills"] <= 160, (name, found)
+
+
 def test_rows_that_lie_far_apart_compile():
     """A tile that spans more than 2^31 elements takes 64-bit offsets, in every kernel."""
     assert set(compile_for(90, 64, "causal", "wide")) == {"forward", "dkdv", "dq"}

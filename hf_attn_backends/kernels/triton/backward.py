@@ -44,87 +44,117 @@ def launch_backward(
     *,
     need_dq: bool = True,
     need_dkdv: bool = True,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: Tensor | None = None,
     tiles: TileSet | None = None,
     descriptors: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Run the backward kernels.
 
     Args:
-        grad_out: `[B, H, M, D]`, any strides.
+        grad_out: `[B, H, M, E]`, any strides.
         query: `[B, H, M, D]`.
         key: `[B, G, N, D]`.
-        value: `[B, G, N, D]`.
-        out: `[B, H, M, D]`, the forward pass's output.
+        value: `[B, G, N, E]`.
+        out: `[B, H, M, E]`, the forward pass's output.
         lse: `[B, H, M]`, the forward pass's, natural log.
         visibility: As in the forward pass.
         scale: As in the forward pass.
         need_dq: Whether the query's gradient is wanted; else it comes back empty `[0]`.
         need_dkdv: Likewise for key and value.
+        softcap: As in the forward pass, with `sinks`, `dropout_p` and `seed`.
+        sinks: See `softcap`.
+        dropout_p: See `softcap`.
+        seed: See `softcap`.
         tiles: In place of the table's entries; for benchmarks.
         descriptors: False keeps to pointers where tensor descriptors could be used.
 
     Returns:
-        dQ `[B, H, M, D]`, dK and dV `[B, G, N, D]`, views of `[B, M, H, D]` memory, in the
-        query's dtype. Deterministic: every element is written once, by one program.
+        dQ `[B, H, M, D]`, dK `[B, G, N, D]` and dV `[B, G, N, E]`, views of `[B, M, H, D]`
+        memory, in the query's dtype; with sinks, also dSinks `[H]` fp32. Deterministic: every
+        element is written once, by one program.
     """
     batch, heads, q_len, head_dim = query.shape
-    kv_heads, k_len = key.shape[1], key.shape[2]
+    kv_heads, k_len, value_dim = key.shape[1], key.shape[2], value.shape[3]
     dtype = compute_dtype(query)
     if dtype != query.dtype:
         cast = [t.to(dtype) for t in (grad_out, query, key, value, out)]
-        grads = launch_backward(*cast, lse, visibility, scale, need_dq=need_dq, need_dkdv=need_dkdv)
-        return grads[0].to(query.dtype), grads[1].to(query.dtype), grads[2].to(query.dtype)
+        grads = launch_backward(
+            *cast, lse, visibility, scale, need_dq=need_dq, need_dkdv=need_dkdv,
+            softcap=softcap, sinks=sinks, dropout_p=dropout_p, seed=seed,
+        )  # fmt: skip
+        return *(grad.to(query.dtype) for grad in grads[:3]), *grads[3:]
     # Three tensors, not one: outputs of an operator must not alias each other.
     dq, dk, dv = query.new_empty(0), query.new_empty(0), query.new_empty(0)
     if need_dq:
         dq = query.new_empty(batch, q_len, heads, head_dim).transpose(1, 2)
     if need_dkdv:
         dk = key.new_empty(batch, k_len, kv_heads, head_dim).transpose(1, 2)
-        dv = value.new_empty(batch, k_len, kv_heads, head_dim).transpose(1, 2)
+        dv = value.new_empty(batch, k_len, kv_heads, value_dim).transpose(1, 2)
     if out.numel() == 0 or key.numel() == 0:
-        return dq.zero_(), dk.zero_(), dv.zero_()
+        none = () if sinks is None else (torch.zeros_like(sinks, dtype=torch.float32),)
+        return dq.zero_(), dk.zero_(), dv.zero_(), *none
     query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     grad_out, out = rows_contiguous(grad_out), rows_contiguous(out)
-    tiles = tiles or tiles_of(query, visibility.kind)
     delta = torch.empty_like(lse)
     vis = visibility_arguments(visibility, lse)
-    bd = block_d(head_dim)
+    bd, bv = block_d(head_dim), block_d(value_dim)
+    capped, dropped = softcap > 0.0, dropout_p > 0.0
+    tiles = tiles or tiles_of(query, visibility.kind, value_dim, costly=capped or dropped)
+    drawn = lse if seed is None else seed
     tma = descriptors and describable(query, key, value, grad_out)
     is_wide = wide(query, key, value, grad_out, out)
     with on_device(query):
-        rows = 64 if bd <= 128 else 32
+        rows = 64 if bv <= 128 else 32
         _attn_bwd_delta_kernel[(triton.cdiv(q_len, rows) * batch * heads,)](
             out, grad_out, delta, *out.stride()[:3], *grad_out.stride()[:3], heads, q_len,
-            HEAD_DIM=head_dim, BD=bd, BM=rows, WIDE=is_wide, **launch_options(4),
+            HEAD_DIM=value_dim, BD=bv, BM=rows, WIDE=is_wide, **launch_options(4),
         )  # fmt: skip
         if need_dkdv:
             tile = tiles.dkdv
             q_source = describe(query, tile.block_m, bd) if tma else query
-            grad_source = describe(grad_out, tile.block_m, bd) if tma else grad_out
+            grad_source = describe(grad_out, tile.block_m, bv) if tma else grad_out
             tiles_n = triton.cdiv(k_len, tile.block_n)
             _attn_bwd_dkdv_kernel[(tiles_n * batch * kv_heads,)](
-                q_source, key, value, grad_source, lse, delta, dk, dv, vis.intervals, vis.mask,
+                q_source, key, value, grad_source, lse, delta, dk, dv,
+                vis.intervals, vis.mask, drawn,
                 *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
                 *grad_out.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
                 *vis.interval_strides, *vis.mask_strides,
                 heads, kv_heads, tiles_n, batch * kv_heads, q_len, k_len, vis.window, scale,
-                HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
+                softcap, dropout_p, HEAD_DIM=head_dim, BD=bd, VALUE_DIM=value_dim, BV=bv,
+                SOFTCAP=capped, DROPOUT=dropped, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
                 WIDE=is_wide, TMA=tma, SCAN=_SCAN, PRECISION=precision(dtype), STAGES=tile.stages,
                 **launch_options(tile.warps),
             )  # fmt: skip
         if need_dq:
             tile = tiles.dq
             k_source = describe(key, tile.block_n, bd) if tma else key
-            v_source = describe(value, tile.block_n, bd) if tma else value
+            v_source = describe(value, tile.block_n, bv) if tma else value
             tiles_m = triton.cdiv(q_len, tile.block_m)
             _attn_bwd_dq_kernel[(tiles_m * batch * heads,)](
-                query, k_source, v_source, grad_out, lse, delta, dq, vis.intervals, vis.mask,
+                query, k_source, v_source, grad_out, lse, delta, dq, vis.intervals, vis.mask, drawn,
                 *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
                 *grad_out.stride()[:3], *dq.stride()[:3],
                 *vis.interval_strides, *vis.mask_strides,
                 heads, heads // kv_heads, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
-                HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
+                softcap, dropout_p, HEAD_DIM=head_dim, BD=bd, VALUE_DIM=value_dim, BV=bv,
+                SOFTCAP=capped, DROPOUT=dropped, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
                 WIDE=is_wide, TMA=tma, PRECISION=precision(dtype), STAGES=tile.stages,
                 **launch_options(tile.warps),
             )  # fmt: skip
-    return dq, dk, dv
+    if sinks is None:
+        return dq, dk, dv
+    return dq, dk, dv, _sinks_gradient(sinks, lse, delta)
+
+
+def _sinks_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """Gradient of the sinks, `[H]` fp32: -sum over rows of exp(sink - lse) * delta.
+
+    A sink carries no value. `torch.sum` adds in one order: deterministic. -inf is no sink at all.
+    """
+    logits = sinks.float()[None, :, None]
+    share = torch.where(logits == float("-inf"), 0.0, torch.exp(logits - lse))
+    return -(share * delta).sum((0, 2))

@@ -98,12 +98,16 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-def tiles_of(tensor: Tensor, kind: str) -> TileSet:
-    """The tile table's entry for a query `[B, H, M, D]` and a kind of visibility."""
+def tiles_of(tensor: Tensor, kind: str, value_dim: int = 0, *, costly: bool = False) -> TileSet:
+    """The tile table's entry for a query `[B, H, M, D]` and a kind of visibility.
+
+    A value head dim beyond `D` is what has to fit; `costly` says softcap or dropout.
+    """
+    head_dim = max(tensor.shape[-1], value_dim)
     if INTERPRETED:
-        return tiles_for(None, tensor.shape[-1], tensor.element_size())
+        return tiles_for(None, head_dim, tensor.element_size())
     capability = _capability(tensor.device.index)
-    return tiles_for(capability, tensor.shape[-1], tensor.element_size(), kind)
+    return tiles_for(capability, head_dim, tensor.element_size(), kind, costly)
 
 
 def block_d(head_dim: int) -> int:

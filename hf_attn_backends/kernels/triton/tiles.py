@@ -62,7 +62,11 @@ _BY_CAPABILITY = {(8, 0): _AMPERE, (9, 0): _LARGE, (10, 0): _LARGE, (10, 3): _LA
 
 
 def tiles_for(
-    capability: tuple[int, int] | None, head_dim: int, itemsize: int, kind: str = "causal"
+    capability: tuple[int, int] | None,
+    head_dim: int,
+    itemsize: int,
+    kind: str = "causal",
+    costly: bool = False,
 ) -> TileSet:
     """The tiles for one device, head dim and dtype.
 
@@ -72,6 +76,8 @@ def tiles_for(
         itemsize: Bytes per element of query, key and value.
         kind: Of visibility. A dense mask is loaded beside the keys: half the rows keep it, and
             the scores, in registers.
+        costly: Whether scores have a softcap or weights dropout, whose arithmetic takes registers
+            that the largest tile of four warps does not leave.
     """
     if capability is None:
         return INTERPRETER
@@ -79,6 +85,8 @@ def tiles_for(
     if itemsize == 4:
         return _FP32[block_d]
     tiles = _BY_CAPABILITY.get(capability, _SMALL)[block_d]
+    if costly and tiles.dkdv.warps == 4:
+        tiles = tiles._replace(dkdv=tiles.dkdv._replace(block_m=32))
     if kind == "dense":
         return tiles._replace(forward=tiles.forward._replace(block_m=64, warps=8))
     return tiles
