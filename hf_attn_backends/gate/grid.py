@@ -14,8 +14,8 @@ GRIDS = {
         "float32": (64, 128),
     },
 }
-# Features where they are common: softcap in Gemma 2, sinks in gpt-oss, dropout in training. On a GPU
-# the plain classes take all the time that a gate may; features are measured there when they are
+# Features where they are common: softcap in Gemma 2, sinks in gpt-oss, dropout in training. On a
+# GPU the plain classes take all the time that a gate may; features are measured there when they are
 # asked for, by `hf-attn gate --feature`.
 FEATURE_GRIDS: dict[str, dict[str, tuple[str, tuple[int, ...], tuple[str, ...]]]] = {
     "cpu": {
