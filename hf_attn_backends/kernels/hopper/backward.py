@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 
 from hf_attn_backends.errors import CallRefusedError, compose
-from hf_attn_backends.kernels.hopper.backward_plans import (
-    KEYS,
-    Plans,
-    Tensors,
-    first_launch,
-    tile_rows,
-)
+from hf_attn_backends.kernels.hopper.backward_first import first_launch
+from hf_attn_backends.kernels.hopper.backward_plans import Plans, new_gradients
 from hf_attn_backends.kernels.hopper.limits import call_refusals, layout_refusals
 from hf_attn_backends.kernels.visibility import Visibility
 
@@ -87,33 +82,50 @@ def launch_backward(
     Raises:
         CallRefusedError: See `refusals`.
     """
+    given = (query, grad_out, key, value, out, lse)
     intervals = visibility.intervals
     if intervals is not None and not intervals.is_contiguous():
         intervals = intervals.contiguous()
-    given = (query, grad_out, key, value, out, lse)
-    plans = _PLANS.get(_plan_key(given, visibility, scale))
-    misaligned = any(tensor.data_ptr() & 15 for tensor in given[:5])
-    if plans is None or misaligned or torch.are_deterministic_algorithms_enabled():
-        reasons = refusals(query, key, value, visibility, scale)
-        if reasons:
-            asked = "the hopper variant cannot serve this backward pass"
-            raise CallRefusedError(compose(asked, reasons), reasons)
-        given = (query, _readable(grad_out), key, value, _readable(out), lse)
-    tensors = _with_results(given, intervals)
-    grads = tensors.dq, tensors.dk, tensors.dv
-    if query.numel() == 0 or key.numel() == 0:
-        for grad in grads:
-            grad.zero_()
-    elif query.device.index == torch.cuda.current_device():
-        _run(tensors, visibility, scale)
+    plans_key = _plans_key(given, intervals, visibility, scale)
+    plans = _PLANS.get(plans_key)
+    at = [tensor.data_ptr() for tensor in given]
+    if (
+        plans is None
+        or (at[0] | at[1] | at[2] | at[3] | at[4]) & 15
+        or torch.are_deterministic_algorithms_enabled()
+        or query.device.index != torch.cuda.current_device()
+    ):
+        grads = _launch_with_care(given, intervals, visibility, scale)
     else:
-        with torch.cuda.device(query.device):
-            _run(tensors, visibility, scale)
+        grads = plans.launch(query, key, at, intervals)
+    if need_dq and need_dkdv:
+        return grads
     nothing = query.new_empty(0)
+    if need_dq:
+        return grads[0], nothing, query.new_empty(0)
+    return nothing, grads[1], grads[2]
+
+
+def _plans_key(
+    given: tuple[Tensor, ...], intervals: Tensor | None, visibility: Visibility, scale: float
+) -> tuple[object, ...]:
+    """What plans depend on; addresses are no part of it."""
+    query, grad_out, key, value, out, lse = given
     return (
-        grads[0] if need_dq else nothing,
-        grads[1] if need_dkdv else nothing,
-        grads[2] if need_dkdv else query.new_empty(0),
+        query.shape,
+        key.shape,
+        query.stride(),
+        grad_out.stride(),
+        key.stride(),
+        value.stride(),
+        out.stride(),
+        lse.stride(),
+        query.dtype,
+        query.device.index,
+        visibility.kind,
+        visibility.window,
+        None if intervals is None else intervals.shape[0],
+        scale,
     )
 
 
@@ -127,58 +139,27 @@ def _readable(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _plan_key(given: tuple[Tensor, ...], visibility: Visibility, scale: float) -> tuple:
-    """What a plan depends on; addresses are no part of it."""
-    intervals = visibility.intervals
-    return (
-        *[(tensor.shape, tensor.stride()) for tensor in given],
-        given[0].dtype,
-        given[0].device.index,
-        visibility.kind,
-        visibility.window,
-        None if intervals is None else intervals.shape[0],
-        scale,
-    )
-
-
-def _with_results(given: tuple[Tensor, ...], intervals: Tensor | None) -> Tensors:
-    """Allocate gradients and workspaces."""
-    query, _grad_out, key, _value, _out, lse = given
-    batch, heads, m_len, head_dim = query.shape
-    kv_heads, n_len = key.shape[1:3]
-    rows = tile_rows(head_dim)
-    m_tiles, n_tiles = -(-m_len // rows), -(-n_len // KEYS)
-    tiles = batch * heads * m_tiles
-    sums = tiles * rows * head_dim
-    stats = tiles * rows * (2 if intervals is None else 4)
-    room = torch.empty(sums + stats, dtype=torch.float32, device=query.device)
-    hull = tile_table = lse
-    if intervals is not None:
-        counts = [2 * batch * n_tiles, 2 * batch * m_tiles]
-        tables = torch.empty(sum(counts), dtype=torch.int32, device=query.device)
-        hull, tile_table = tables.split(counts)
-    return Tensors(
-        *given,
-        intervals=lse if intervals is None else intervals,
-        stats=room[sums:].view(-1, rows),
-        acc=room[:sums].view(-1, 32),
-        hull=hull,
-        tiles=tile_table,
-        dq=query.new_empty((batch, m_len, heads, head_dim)).transpose(1, 2),
-        dk=query.new_empty((batch, n_len, kv_heads, head_dim)).transpose(1, 2),
-        dv=query.new_empty((batch, n_len, kv_heads, head_dim)).transpose(1, 2),
-    )
-
-
-def _run(tensors: Tensors, visibility: Visibility, scale: float) -> None:
-    """Launch through the kept plan of these shapes and strides, or make one."""
-    key = _plan_key(tensors[:6], visibility, scale)
-    plans = _PLANS.get(key)
-    if plans is not None:
-        plans.launch(tensors)
-        return
-    plans = first_launch(tensors, visibility.kind, visibility.window, scale)
+def _launch_with_care(
+    given: tuple[Tensor, ...], intervals: Tensor | None, visibility: Visibility, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The launch that refuses, copies, switches devices, and makes plans."""
+    query, grad_out, key, value, out, lse = given
+    reasons = refusals(query, key, value, visibility, scale)
+    if reasons:
+        asked = "the hopper variant cannot serve this backward pass"
+        raise CallRefusedError(compose(asked, reasons), reasons)
+    if query.numel() == 0 or key.numel() == 0:
+        dq, dk, dv = new_gradients(query, key)
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    given = (query, _readable(grad_out), key, value, _readable(out), lse)
+    plans_key = _plans_key(given, intervals, visibility, scale)
+    with torch.cuda.device(query.device):
+        plans = _PLANS.get(plans_key)
+        if plans is not None:
+            return plans.launch(query, key, [tensor.data_ptr() for tensor in given], intervals)
+        plans, grads = first_launch(given, intervals, visibility, scale)
     if plans is not None:
         if len(_PLANS) >= _PLANS_KEPT:
             _PLANS.clear()
-        _PLANS[key] = plans
+        _PLANS[plans_key] = plans
+    return grads

@@ -15,8 +15,9 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 
 from hf_attn_backends.kernels.hopper import sass
+from hf_attn_backends.kernels.hopper.backward_first import OPTIONS
 from hf_attn_backends.kernels.hopper.backward_kernels import attention_backward
-from hf_attn_backends.kernels.hopper.backward_plans import KEYS, OPTIONS, tile_rows
+from hf_attn_backends.kernels.hopper.backward_plans import KEYS, tile_rows
 from hf_attn_backends.kernels.hopper.gluon_compat import GluonASTSource
 from hf_attn_backends.kernels.hopper.limits import KINDS
 
