@@ -7,7 +7,7 @@ from hf_attn_backends.gate.artifact import device_kind
 from hf_attn_backends.kernels.visibility import KINDS
 
 GRIDS = {
-    "cpu": {"float32": (16, 32, 64, 80, 128), "bfloat16": (64, 128), "float16": (64, 128)},
+    "cpu": {"float32": (16, 32, 64, 72, 80, 96, 128), "bfloat16": (64, 128), "float16": (128,)},
     "cuda": {
         "bfloat16": (64, 96, 128, 256),
         "float16": (64, 96, 128, 256),
