@@ -35,7 +35,7 @@ def test_without_an_artifact_refused_with_one_returned_in_one_process(name, writ
     report = probe_backends("cpu", gate_dir)[name]
     assert report.available
     assert "equivalence gate vouches" in report.reason
-    assert ("portable forward" in report.reason) == (name == "triton_decode")
+    assert ("split-KV decode kernel" in report.reason) == (name == "triton_decode")
     path.unlink()
     with pytest.raises(GateMissingError):
         select(gate_dir, name)
