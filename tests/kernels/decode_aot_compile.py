@@ -35,7 +35,7 @@ def main(capability, head_dim, packed, page):
         "KV_HEADS": 8, "GROUP": 4, "TILES_M": 1, "BM": tile.block_m, "BN": tile.block_n,
         "WARPS_APART": tile.warps_apart, "KIND": "causal", "LENGTHS": True, "PAGE": page,
         "SPLIT": True, "WIDE": False, "PRECISION": "tf32",
-        "STAGES": pipeline_stages(tile, page), "QLOOP": False,
+        "STAGES": pipeline_stages(tile, page), "QUERY_IN_LOOP": tile.query_in_loop,
     }  # fmt: skip
     combine = {"SPLITS": 64, "CHUNK": 4096 // block_d(head_dim)}
     kernels = {

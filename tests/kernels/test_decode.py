@@ -107,11 +107,12 @@ def test_low_precision(dtype, kind, decode, kernel_device):
     check(decode(*tensors, KINDS[kind], 0.125), *tensors, KINDS[kind], 0.125)
 
 
+@pytest.mark.parametrize("query_in_loop", [False, True])
 @pytest.mark.parametrize("apart", [1, 2])
-def test_warps_that_share_keys_or_not(apart, decode, kernel_device):
+def test_warps_that_share_keys_or_not(apart, query_in_loop, decode, kernel_device):
     from hf_attn_backends.kernels.triton.decode_tiles import DecodeTile
 
-    tile = DecodeTile(16, 32, apart, 2, 2, 1)
+    tile = DecodeTile(16, 32, apart, 2, 2, 1, query_in_loop)
     tensors = draw(1, 4, 2, 3, 100, 32, torch.float16, kernel_device)
     for splits in (1, 2):
         check(decode(*tensors, CAUSAL, 0.2, tile=tile, splits=splits), *tensors, CAUSAL, 0.2)

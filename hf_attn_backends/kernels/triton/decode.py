@@ -41,7 +41,6 @@ from hf_attn_backends.kernels.triton.launch import (
 from hf_attn_backends.kernels.visibility import Visibility
 
 MAX_QUERY_LENGTH = 16
-QLOOP = False
 
 
 def refusals(query: Tensor, visibility: Visibility) -> list[str]:
@@ -217,7 +216,7 @@ def _launch(
             HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n,
             WARPS_APART=tile.warps_apart, KIND=vis.kind, LENGTHS=lengths is not None, PAGE=page,
             SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype),
-            STAGES=pipeline_stages(tile, page), PDL=pdl, QLOOP=QLOOP,
+            STAGES=pipeline_stages(tile, page), PDL=pdl, QUERY_IN_LOOP=tile.query_in_loop,
             **launch_options(tile.warps), **options,
         )  # fmt: skip
         if splits > 1:

@@ -94,7 +94,7 @@ def _attn_decode_kernel(
     HEAD_DIM: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     WARPS_APART: tl.constexpr, KIND: tl.constexpr, LENGTHS: tl.constexpr, PAGE: tl.constexpr,
     SPLIT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr, QLOOP: tl.constexpr,
+    PDL: tl.constexpr, QUERY_IN_LOOP: tl.constexpr,
 ):  # fmt: skip
     """One program: BM rows of one key head's group, one split of the keys they see.
 
@@ -136,7 +136,7 @@ def _attn_decode_kernel(
     q_rows = heads.to(tl.int64) * stride_qh + rows.to(tl.int64) * stride_qm
     q_ptrs = q_ptr + b.to(tl.int64) * stride_qb + q_rows[:, None] + offs_d[None, :]
     q_mask = valid[:, None] & columns
-    if not QLOOP:
+    if not QUERY_IN_LOOP:
         q = tl.load(q_ptrs, mask=q_mask, other=0.0)
     k_base = k_ptr + kv.to(tl.int64) * stride_kh
     v_base = v_ptr + kv.to(tl.int64) * stride_vh
@@ -166,7 +166,7 @@ def _attn_decode_kernel(
         acc = tl.zeros([BM, BD], tl.float32)
         denom = tl.zeros([BM], tl.float32)
         peak = tl.full([BM], float("-inf"), tl.float32)
-    if W > 1 and QLOOP:
+    if W > 1 and QUERY_IN_LOOP:
         q_ptrs = tl.broadcast_to(q_ptrs[None, :, :], [W, BM, BD])
         q_mask = tl.broadcast_to(q_mask[None, :, :], [W, BM, BD])
     elif W > 1:
@@ -184,7 +184,8 @@ def _attn_decode_kernel(
             v_base, table, n0, last, stride_vb, stride_vn, offs_n, offs_k,
             BN, HEAD_DIM, BD, PAGE, WIDE,
         )  # fmt: skip
-        if QLOOP:
+        if QUERY_IN_LOOP:
+            # The offset is 0, which the compiler does not know: it would load before the loop.
             q = tl.load(q_ptrs + tl.minimum(n0, 0), mask=q_mask, other=0.0)
         if W > 1:
             s = tl.dot(q, tl.permute(k, (0, 2, 1)), input_precision=PRECISION)

@@ -23,6 +23,9 @@ class DecodeTile(NamedTuple):
         warps: Triton's `num_warps`.
         stages: Pipelining depth of the loop over keys.
         resident: Programs that one multiprocessor holds at a time.
+        query_in_loop: Whether the query is loaded again with every tile of keys, out of the L2
+            cache: then no program waits for its query before it asks for its keys, and the
+            query takes shared memory in place of registers.
     """
 
     block_m: int
@@ -31,6 +34,7 @@ class DecodeTile(NamedTuple):
     warps: int
     stages: int
     resident: int
+    query_in_loop: bool = False
 
 
 class Device(NamedTuple):
