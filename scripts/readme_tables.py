@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
 PEERS = RESULTS / "h200-peers.json"
 FINETUNE = RESULTS / "h200-finetune-40.json"
-TRAINING = RESULTS / "h200-training.json"
+TRAINING = "h200-training-*.json"  # one a backend, run side by side on two GPUs
 
 
 def main(argv: Sequence[str]) -> int:
@@ -120,18 +120,19 @@ def finetune() -> str:
 
 def training() -> str:
     """Tokens a second and peak memory of a training step."""
-    content = _read(TRAINING)
-    if content is None:
+    contents = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(TRAINING))]
+    if not contents:
         return "not run (`scripts/training_speed.py` on an H200 makes it)"
     head = ["length x batch", "backend", "tokens/s", "peak memory, GiB"]
     lines = [_line(head), _rule(len(head))]
-    for row in content["rows"]:
+    rows = [row for content in contents for row in content["rows"]]
+    for row in sorted(rows, key=lambda row: (row["length"], row["backend"])):
         speed, peak = row["tokens_per_second"], row["peak_memory_mib"]
         cells = [f"{row['length']} x {row['batch']}", row["backend"]]
         cells.append("NaN: " + row["reason"] if speed is None else f"{speed:,.0f}")
         cells.append("NaN" if peak is None else f"{peak / 1024:.1f}")
         lines.append(_line(cells))
-    versions, device = content["versions"], content["device"]
+    versions, device = contents[0]["versions"], contents[0]["device"]
     lines.append("")
     lines.append(f"{device['name']}, torch {versions['torch']}, triton {versions['triton']}.")
     return "\n".join(lines)
