@@ -77,4 +77,9 @@ class SdpaBackend(AttentionBackend):
             scale=scale,
             enable_gqa=grouped,
         )
+        if mask is not None and query.is_cuda:
+            # CUDNN gives the mean value to a row that sees nothing, the other kernels 0. Filling
+            # takes the row out of the gradients as well: its output's gradient is 0.
+            some = mask if mask.dtype == torch.bool else mask > -torch.inf
+            out = out.masked_fill(~some.any(-1, keepdim=True), 0.0)
         return with_backward_counted(out, self.name, call)

@@ -1,6 +1,7 @@
 """On a GPU: FLASH, CUDNN, EFFICIENT, MATH, flex, triton and flash-attn against the fp64 oracle.
 
-Budget: twice eager's error in the same dtype plus one rounding of the largest value.
+The budgets are the gate's: twice SDPA's own error in the same dtype plus one rounding band, in the
+largest and in the root-mean-square error.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hf_attn_backends import gate, witness
 from hf_attn_backends.backends import backend_of
+from hf_attn_backends.backends.masks import visibility_of
 from hf_attn_backends.backends.planning import reasons_against
 from hf_attn_backends.call import AttentionCall, dtype_name
 from hf_attn_backends.dispatch import attention
+from hf_attn_backends.gate.budgets import error_of, yardstick
+from hf_attn_backends.gate.inputs import Inputs
 from hf_attn_backends.kernels.visibility import KINDS
-from hf_attn_backends.reference import attention_reference
 
 pytestmark = pytest.mark.gpu
 
@@ -57,20 +60,18 @@ def compare(name, leaves, options, around=contextlib.nullcontext):
         grads = torch.autograd.grad((out * weights).sum(), leaves)
     torch.cuda.synchronize()
     assert {launch.backend for launch in witness.snapshot()} == {name}
-    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    want, _ = attention_reference(*exact, **options)
-    wanted = torch.autograd.grad((want * weights.double()).sum(), exact)
-    plain = attention(*leaves, backend="eager", **options)
-    yard = torch.autograd.grad((plain * weights).sum(), leaves)
-    labels = ("out", "dq", "dk", "dv")
-    for label, mine, ours, true in zip(
-        labels, (out, *grads), (plain, *yard), (want, *wanted), strict=True
-    ):
-        assert torch.isfinite(mine).all(), f"{name} {label} is not finite"
-        error = (mine.double() - true).abs().max().item()
-        allowed = 2 * (ours.double() - true).abs().max().item()
-        allowed += torch.finfo(mine.dtype).eps * true.abs().max().item()
-        assert error <= allowed, f"{name} {label}: error {error:.2e} over {allowed:.2e}"
+    plain = [leaf.detach() for leaf in leaves]
+    mask = visibility_of(
+        *plain[:2], options.get("attn_mask"), options.get("is_causal", False), options.get("window")
+    )
+    stick = yardstick(Inputs(*plain, weights, mask, D**-0.5))
+    for tensor, mine in zip(("out", "dq", "dk", "dv"), (out, *grads), strict=True):
+        assert torch.isfinite(mine).all(), f"{name} {tensor} is not finite"
+        error = error_of(mine.detach(), getattr(stick.exact, tensor))
+        for metric, allowed in stick.budgets.items():
+            if metric[0] == tensor:
+                found = error[metric[1]]
+                assert found <= allowed, f"{name} {metric}: error {found:.2e} over {allowed:.2e}"
 
 
 SDPA_KERNELS = [
