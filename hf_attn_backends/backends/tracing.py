@@ -61,12 +61,13 @@ def run(
     grad = query.requires_grad or key.requires_grad or value.requires_grad
     # operator.index makes a constant of a symbolic size, a branch one of a symbolic condition.
     dropped = True if dropout_p > 0.0 else False  # noqa: SIM210
+    cached = True if has_cache else False  # noqa: SIM210  (it may come from comparing lengths)
     equal_lengths = True if query.shape[2] == key.shape[2] else False  # noqa: SIM210
     served, call_class, requested = _choose(
         str(name), str(query.dtype), query.device.type, operator.index(query.shape[1]),
         operator.index(key.shape[1]), operator.index(query.shape[3]),
         operator.index(value.shape[3]), "dense" if bias is not None else visibility.kind,
-        softcap is not None, sinks is not None, bias is not None, dropped, has_cache,
+        softcap is not None, sinks is not None, bias is not None, dropped, cached,
         grad and torch.is_grad_enabled(), equal_lengths,
     )  # fmt: skip
     if not served:
