@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig
@@ -30,7 +32,9 @@ def test_lengths_and_models_of_several_sizes_compile_whole(covered):
         )  # fmt: skip
         model = AutoModelForCausalLM.from_config(config, attn_implementation="triton_fa2")
         model = model.to(covered)
-        eager = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(covered)
+        # from_config writes the choice into the configuration that it is given.
+        own = copy.deepcopy(config)
+        eager = AutoModelForCausalLM.from_config(own, attn_implementation="eager").to(covered)
         eager.load_state_dict(model.state_dict())
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         for length in (18, 13, 9):
