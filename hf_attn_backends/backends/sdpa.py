@@ -77,7 +77,7 @@ class SdpaBackend(AttentionBackend):
             scale=scale,
             enable_gqa=grouped,
         )
-        if mask is not None and query.is_cuda:
+        if mask is not None:
             # CUDNN gives the mean value to a row that sees nothing, the other kernels 0. Filling
             # takes the row out of the gradients as well: its output's gradient is 0.
             some = mask if mask.dtype == torch.bool else mask > -torch.inf
