@@ -57,6 +57,8 @@ def kernel_refusals(
                 "a CPU tensor needs Triton's interpreter: set TRITON_INTERPRET=1 in the "
                 "environment before Python starts (it is read once, when triton is imported)"
             )
+        else:
+            reasons += interpreter_refusals()
     elif device.type != "cuda":
         reasons.append(f"device must be cuda (or cpu under the interpreter), got {device}")
     elif interpreted():
@@ -65,6 +67,25 @@ def kernel_refusals(
         major, minor = torch.cuda.get_device_capability(device)
         reasons.append(f"compute capability must be 8.0 or newer, got {major}.{minor}")
     return reasons
+
+
+def interpreter_refusals() -> list[str]:
+    """Why Triton's interpreter cannot run with the numpy that is installed; empty when it can.
+
+    Triton 3.6 reads the bounds of a loop as `int()` of arrays with one element, which numpy 2.4
+    refuses; Triton 3.9 does not (the versions between are not tested, so they are refused).
+    """
+    import numpy
+    import triton
+
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
+    new = tuple(map(int, numpy.__version__.split(".")[:2])) >= (2, 4)
+    if not (old and new):
+        return []
+    return [
+        f"the interpreter of triton {triton.__version__} does not work with numpy "
+        f"{numpy.__version__}: pip install 'numpy<2.4', or triton 3.9 or newer"
+    ]
 
 
 @lru_cache(maxsize=1)

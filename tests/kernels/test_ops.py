@@ -130,3 +130,20 @@ def test_a_cpu_tensor_without_the_interpreter_is_refused():
     assert done.returncode == 1
     assert "CallRefusedError" in done.stderr
     assert "set TRITON_INTERPRET=1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("triton_version", "numpy_version", "refused"),
+    [("3.6.0", "2.4.6", True), ("3.6.0", "2.3.5", False), ("3.9.0", "2.4.6", False)],
+)
+def test_an_interpreter_that_this_numpy_breaks(monkeypatch, triton_version, numpy_version, refused):
+    import numpy
+    import triton
+
+    from hf_attn_backends.kernels.variants import interpreter_refusals
+
+    monkeypatch.setattr(triton, "__version__", triton_version)
+    monkeypatch.setattr(numpy, "__version__", numpy_version)
+    reasons = interpreter_refusals()
+    assert bool(reasons) == refused
+    assert not refused or "pip install 'numpy<2.4'" in reasons[0]
