@@ -51,8 +51,8 @@ def arguments(*words: str):
             {"float32/d24/full+sinks+softcap", "float32/d24/full+dropout"},
         ),
         (
-            ["--dtype", "float16", "--visibility", "window", "--feature", "value_dim"],
-            {"float16/d64/window+value_dim", "float16/d128/window+value_dim"},
+            ["--dtype", "bfloat16", "--visibility", "window", "--feature", "value_dim"],
+            {"bfloat16/d64/window+value_dim", "bfloat16/d128/window+value_dim"},
         ),
     ],
 )
