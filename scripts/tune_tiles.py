@@ -60,10 +60,11 @@ def candidates(
 
         return call
 
-    def backward(tiles: TileSet, **wanted: bool) -> Callable[[], object]:
+    def backward(tiles: TileSet, *, dq: bool) -> Callable[[], object]:
         return lambda: launch_backward(
-            grad, query, key, value, out, lse, CAUSAL, scale, tiles=tiles, **wanted
-        )
+            grad, query, key, value, out, lse, CAUSAL, scale, tiles=tiles, need_dq=dq,
+            need_dkdv=not dq,
+        )  # fmt: skip
 
     arms = {("forward", k.name): sdpa(k) for k in (SDPBackend.FLASH_ATTENTION,)}
     for tile in FORWARD:
@@ -71,9 +72,9 @@ def candidates(
             query, key, value, CAUSAL, scale, tile=Tile(*tile)
         )
     for tile in DKDV:
-        arms["dkdv", str(tile)] = backward(table._replace(dkdv=Tile(*tile)), need_dq=False)
+        arms["dkdv", str(tile)] = backward(table._replace(dkdv=Tile(*tile)), dq=False)
     for tile in DQ:
-        arms["dq", str(tile)] = backward(table._replace(dq=Tile(*tile)), need_dkdv=False)
+        arms["dq", str(tile)] = backward(table._replace(dq=Tile(*tile)), dq=True)
     return arms
 
 

@@ -187,7 +187,7 @@ class TritonAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad_out, _grad_lse):
+    def backward(ctx, grad_out, _grad_lse):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the backward operator for the gradients that are wanted."""
         query, key, value, out, lse, intervals, dense, sinks, seed = ctx.saved_tensors
         wants_q, wants_k, wants_v = ctx.needs_input_grad[:3]
