@@ -77,7 +77,8 @@ class SdpaBackend(AttentionBackend):
             scale=scale,
             enable_gqa=grouped,
         )
-        if mask is not None:
+        # Under causality every row sees its own key, unless there are more rows than keys.
+        if mask is not None and (bias is not None or not visibility.causal or q_len > k_len):
             # CUDNN gives the mean value to a row that sees nothing, the other kernels 0. Filling
             # takes the row out of the gradients as well: its output's gradient is 0.
             some = mask if mask.dtype == torch.bool else mask > -torch.inf
