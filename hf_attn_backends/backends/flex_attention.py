@@ -68,7 +68,7 @@ class FlexBackend(AttentionBackend):
         if sinks is not None:
             out, aux = out
             share = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[None, :, None])
-            out = out * share[..., None].to(out.dtype)
+            out = (out * share[..., None]).to(out.dtype)  # rounded once
         return with_backward_counted(out, self.name, call)
 
 

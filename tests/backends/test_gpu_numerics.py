@@ -64,7 +64,8 @@ def compare(name, leaves, options, around=contextlib.nullcontext):
     mask = visibility_of(
         *plain[:2], options.get("attn_mask"), options.get("is_causal", False), options.get("window")
     )
-    stick = yardstick(Inputs(*plain, weights, mask, D**-0.5))
+    features = {name: options[name] for name in ("softcap", "sinks") if name in options}
+    stick = yardstick(Inputs(*plain, weights, mask, D**-0.5, **features))
     for tensor, mine in zip(("out", "dq", "dk", "dv"), (out, *grads), strict=True):
         assert torch.isfinite(mine).all(), f"{name} {tensor} is not finite"
         error = error_of(mine.detach(), getattr(stick.exact, tensor))
