@@ -31,18 +31,18 @@ def _fill(desc, ring, full, free, blocks, NAMED: gl.constexpr, FAULT: gl.constex
     """Load block after block, each into a stage that was given back."""
     for it in range(blocks):
         stage = it & 1
-        if it > 1:
-            if FAULT != 2:
+        if FAULT != 2:
+            again = it > 1
+            if again:
                 if NAMED:
                     bar_sync(8 + stage, "160")
                 else:
                     mbarrier.wait(free.index(stage), ((it >> 1) & 1) ^ 1)
         mbarrier.expect(full.index(stage), desc.block_type.nbytes)
         tma_load(desc, [it * 64, 0], full.index(stage), ring.index(stage))
-    if NAMED:
-        if FAULT != 2:  # the last two arrivals, that nobody waited for
-            for i in gl.static_range(2):
-                bar_sync(8 + ((blocks - 1 - i) & 1), "160")
+    if NAMED and FAULT != 2:  # the last two arrivals, that nobody waited for
+        for i in gl.static_range(2):
+            bar_sync(8 + ((blocks - 1 - i) & 1), "160")
 
 
 @gluon.jit
