@@ -16,7 +16,7 @@ from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 
-class FlexBackend(AttentionBackend):
+class FlexBackend(AttentionBackend, any_length=True):
     """`torch.nn.attention.flex_attention.flex_attention`."""
 
     name = "flex_attention"

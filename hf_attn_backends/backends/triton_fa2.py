@@ -18,7 +18,7 @@ __all__ = ["TritonFA2Backend", "forget"]
 _attend: Any = None  # kernels.ops.triton_attention, once it was needed: importing it loads triton
 
 
-class TritonFA2Backend(AttentionBackend):
+class TritonFA2Backend(AttentionBackend, any_length=True):
     """FlashAttention-2 in Triton; the operator counts its launches itself."""
 
     name = "triton_fa2"
