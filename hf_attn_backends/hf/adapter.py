@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_attn_backends.dispatch import run_call
-from hf_attn_backends.hf import arguments
+from hf_attn_backends.hf import arguments, paged
 from hf_attn_backends.hf.custom_masks import visibility_of
 from hf_attn_backends.hf.packing import intersect, rows_of_lengths, rows_of_positions
 from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
@@ -68,7 +68,8 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
         Returns:
             `[B, M, H, E]` contiguous, in the dtype that the output projection takes, and None.
         """
-        if rest:
+        over_pages = paged.MARK in rest and cu_seq_lens_q is not None
+        if rest and not over_pages:
             arguments.check(backend, rest)
         if not query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled(
             query.device.type
@@ -77,6 +78,13 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
             query, key, value = query.to(target), key.to(target), value.to(target)
         if query.shape[0] != key.shape[0] and query.shape[0] == 1:  # learned queries
             query = query.expand(key.shape[0], -1, -1, -1)
+        if over_pages:
+            extras = paged.Extras(scaling, softcap, s_aux, dropout)
+            out = paged.attend(
+                backend, module, query, key, value, sliding_window, cu_seq_lens_q, cu_seq_lens_k,
+                extras, rest,
+            )  # fmt: skip
+            return out.transpose(1, 2).contiguous(), None
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         visibility = _visibility(
             query, key, attention_mask, sliding_window, causal, position_ids, cu_seq_lens_q,

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_attn_backends.errors import CallRefusedError, compose
-from hf_attn_backends.hf.intervals import run_starts, segment_rows, stack_rows
+from hf_attn_backends.hf.intervals import run_starts, segment_intervals, stack_rows
 from hf_attn_backends.hf.memo import POSITIONS
 from hf_attn_backends.kernels.visibility import Visibility
 
@@ -94,12 +94,7 @@ def rows_of_lengths(
     kept = None if torch.compiler.is_compiling() else POSITIONS.of(bounds_q)
     if kept is not None and key in kept:
         return kept[key][0]
-    start, end, last = segment_rows(bounds_q, bounds_k, batch, q_length, k_length)
-    if causal:
-        end = torch.minimum(end, last + 1)
-        if window is not None:
-            start = torch.maximum(start, last + 1 - window)
-    rows = stack_rows(start, end, batch, k_length)
+    rows = segment_intervals(bounds_q, bounds_k, batch, q_length, k_length, causal, window)
     if kept is not None:
         kept[key] = (rows, bounds_k)  # held, so that its id stays its own
     return rows
