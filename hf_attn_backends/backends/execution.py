@@ -35,14 +35,9 @@ def signature_of(
     if len(shape) == len(key_shape) == len(value_shape) == 4:
         batch, heads, q_len, head_dim = shape
         key_batch, kv_heads, k_len, key_dim = key_shape
-        value_batch, value_heads, value_len, value_dim = value_shape
-        if (
-            batch == key_batch == value_batch
-            and kv_heads == value_heads
-            and k_len == value_len
-            and head_dim == key_dim
-        ):
-            form = (heads, kv_heads, head_dim, value_dim, q_len == k_len)
+        alike = value_shape == key_shape or value_shape[:3] == key_shape[:3]
+        if batch == key_batch and head_dim == key_dim and alike:
+            form = (heads, kv_heads, head_dim, value_shape[3], q_len == k_len)
     grad = torch.is_grad_enabled() and (
         query.requires_grad or key.requires_grad or value.requires_grad
     )

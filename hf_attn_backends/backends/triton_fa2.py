@@ -69,7 +69,8 @@ class TritonFA2Backend(AttentionBackend, any_length=True):
         bias: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; what the kernel does not implement was refused."""
-        return _operator()(
+        attend = _attend or _operator()
+        return attend(
             query, key, value, visibility, scale=scale, softcap=softcap, sinks=sinks,
             dropout_p=dropout_p, backend=self.name,
         )  # fmt: skip
