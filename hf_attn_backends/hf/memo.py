@@ -11,27 +11,29 @@ from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
+from torch.cuda import is_current_stream_capturing
 
 
 class TensorMemo:
     """Results by tensor (by identity and version) and by a further key.
 
-    Of an inference tensor nothing is kept: it counts no versions, so that a write to it, as into
-    the buffers of a serving loop, would go unseen.
+    Nothing is kept of an inference tensor: it counts no versions, so that a write to it, as into
+    the buffers of a serving loop, would go unseen. And nothing is handed out while a CUDA graph is
+    captured: the graph has to hold the kernels that read the tensor, for it will be written to.
     """
 
     def __init__(self) -> None:
-        # By id: the tensor, its version (None: an inference tensor has none), the results.
-        self._entries: dict[int, tuple[weakref.ref, int | None, dict[Hashable, Any]]] = {}
+        self._entries: dict[int, tuple[weakref.ref, int, dict[Hashable, Any]]] = {}
 
     def of(self, tensor: Tensor) -> dict[Hashable, Any]:
         """The results kept for a tensor; empty when it is new or was written to since."""
+        if tensor.is_inference() or (tensor.is_cuda and is_current_stream_capturing()):
+            return {}
         key = id(tensor)
         entry = self._entries.get(key)
-        if entry is not None and entry[0]() is tensor:
-            version = entry[1]
-            if version is None or version == tensor._version:
-                return entry[2]
+        version = tensor._version
+        if entry is not None and entry[0]() is tensor and entry[1] == version:
+            return entry[2]
 
         def forget(dead: weakref.ref) -> None:
             found = self._entries.get(key)
@@ -39,7 +41,6 @@ class TensorMemo:
                 del self._entries[key]
 
         kept: dict[Hashable, Any] = {}
-        version = None if tensor.is_inference() else tensor._version
         self._entries[key] = (weakref.ref(tensor, forget), version, kept)
         return kept
 
