@@ -18,13 +18,13 @@ from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
 
 
 def control(name: str) -> Callable[[], None]:
-    """`control-READ-RELEASE-FAULT` of `race_controls`."""
+    """`control-FILL-READ-HANDOVER-FAULT` of `race_controls`."""
     import race_controls as ring
     from triton.experimental.gluon import language as gl
 
     from hf_attn_backends.kernels.hopper.gluon_compat import TensorDescriptor
 
-    _, read, release, fault = name.split("-")
+    _, fill, read, handover, fault = name.split("-")
     blocks = 6
     x = torch.randn(ring.ROWS * blocks, 64, device="cuda", dtype=torch.bfloat16)
     out = torch.empty(64, 64, device="cuda")
@@ -36,10 +36,12 @@ def control(name: str) -> Callable[[], None]:
     def call() -> None:
         ring.ring_control[(1,)](
             desc,
+            x,
             out,
             blocks,
+            STORE=fill == "store",
             MMA=read == "wgmma",
-            NAMED=release == "named",
+            NAMED=handover == "named",
             FAULT=ring.FAULTS.index(fault),
             num_warps=4,
         )
@@ -102,7 +104,7 @@ def peer(length: int, head_dim: int) -> Callable[[], None]:
 def main(argv: Sequence[str]) -> int:
     """Launch the case twice and wait for it."""
     parser = argparse.ArgumentParser(prog="race_cases.py", description="One case, launched.")
-    parser.add_argument("case", help="control-READ-RELEASE-FAULT, fa3, or VARIANT-PHASE-KIND")
+    parser.add_argument("case", help="control-FILL-READ-HANDOVER-FAULT, fa3, or VARIANT-PHASE-KIND")
     parser.add_argument("--length", type=int, default=300)
     parser.add_argument("--head-dim", type=int, default=128)
     args = parser.parse_args(argv)
