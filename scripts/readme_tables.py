@@ -76,26 +76,53 @@ def baseline() -> str:
 
 
 def peers() -> str:
-    """TFLOP/s of every peer, forward and backward, graph replays."""
+    """TFLOP/s of every peer, forward and backward, graph replays with a cold L2 cache."""
     content = _read(PEERS)
     if content is None:
         return "not run (`hf-attn bench --peers --json FILE` on an H200 makes it)"
     lines = []
     for phase in ("forward", "backward"):
-        rows = [r for r in content["rows"] if r["phase"] == phase and r["mode"] == "graph"]
-        shapes = list(dict.fromkeys(row["shape"] for row in rows))
-        lines += [_line([f"{phase}, TFLOP/s", *shapes]), _rule(len(shapes) + 1)]
-        for arm in dict.fromkeys(row["arm"] for row in rows):
-            found = {row["shape"]: row["tflops"] for row in rows if row["arm"] == arm}
-            cells = ("NaN" if found.get(s) is None else f"{found[s]:.0f}" for s in shapes)
-            lines.append(_line([arm, *cells]))
-        lines.append("")
+        lines += _speeds(content, phase, f"{phase}, TFLOP/s", ("graph",), every_arm=True)
     versions, device = content["versions"], content["device"]
     lines.append(
         f"{device['name']}, driver {device['driver']}, torch {versions['torch']}, "
         f"triton {versions['triton']}, {content['date']}: `{content['command']}`"
     )
     return "\n".join(lines)
+
+
+def modes() -> str:
+    """The same peers by replays with a warm L2 cache, and by eager calls; only what ran."""
+    content = _read(PEERS)
+    if content is None:
+        return "not run"
+    lines = []
+    for phase in ("forward", "backward"):
+        head = f"{phase}, TFLOP/s: warm replay / eager call"
+        lines += _speeds(content, phase, head, ("graph_warm", "eager"), every_arm=False)
+    return "\n".join(lines).rstrip()
+
+
+def _speeds(
+    content: dict[str, Any], phase: str, head: str, modes: Sequence[str], *, every_arm: bool
+) -> list[str]:
+    """One table of TFLOP/s, arms by shapes; several modes share a cell."""
+    rows = [r for r in content["rows"] if r["phase"] == phase and r["mode"] in modes]
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    lines = [_line([head, *shapes]), _rule(len(shapes) + 1)]
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        found = {(r["shape"], r["mode"]): r["tflops"] for r in rows if r["arm"] == arm}
+        if every_arm or any(speed is not None for speed in found.values()):
+            cells = (" / ".join(_speed(found, s, m) for m in modes) for s in shapes)
+            lines.append(_line([arm, *cells]))
+    return [*lines, ""]
+
+
+def _speed(found: dict[tuple[str, str], float | None], shape: str, mode: str) -> str:
+    if (shape, mode) not in found:
+        return "not run"
+    tflops = found[shape, mode]
+    return "NaN" if tflops is None else f"{tflops:.0f}"
 
 
 def finetune() -> str:
@@ -144,6 +171,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "matrix": matrix,
     "baseline": baseline,
     "peers": peers,
+    "modes": modes,
     "finetune": finetune,
     "training": training,
 }
