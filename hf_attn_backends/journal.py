@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,7 +156,7 @@ def _tail(path: Path, descriptor: int) -> tuple[str | None, list[bytes], bool]:
         compose(
             f"no row can be appended to {path}",
             ["it holds no intact row to link to"],
-            fix=f"mv {path} {path}.broken",
+            fix=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.broken')}",
         )
     )
 

@@ -94,7 +94,7 @@ def load_verdict(device: str | None, gate_dir: Path | None, dims: ModelDims | No
         f"the equivalence gate's artifact covers head_dim {_listed(covered)}"
         f"{f' in {dtype}' if dtype else ''}, and the model has head_dim {dims.head_dim}"
     )
-    fix = gate.extend_command(dims.head_dim, dtype, device=device)
+    fix = gate.extend_command(dims.head_dim, dtype, device=device, gate_dir=gate_dir)
     return GateVerdict((refusal,), GateError, summary, fix)
 
 
