@@ -4,18 +4,22 @@
 # pyright: reportCallIssue=false
 from __future__ import annotations
 
-import torch
-import triton
 from torch import Tensor
 
 from hf_attn_backends.kernels.triton.forward_kernels import _attn_fwd_kernel
 from hf_attn_backends.kernels.triton.launch import (
     block_d,
+    block_of,
     compute_dtype,
+    keep_block,
     launch_options,
     on_device,
     precision,
+    regular,
+    row_sums,
     rows_contiguous,
+    rows_first,
+    stream_of,
     tiles_of,
     visibility_arguments,
     wide,
@@ -57,10 +61,9 @@ def launch_forward(
         includes them: a row that sees nothing else has its sink. Deterministic.
     """
     batch, heads, q_len, head_dim = query.shape
-    k_len, group = key.shape[2], heads // key.shape[1]
     value_dim = value.shape[3]
-    out = query.new_empty(batch, q_len, heads, value_dim).transpose(1, 2)
-    lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=query.device)
+    out, out_strides = rows_first(query, batch, heads, q_len, value_dim)
+    lse = row_sums(query, batch, heads, q_len)
     if out.numel() == 0:
         return out, lse
     dtype = compute_dtype(query)
@@ -73,21 +76,44 @@ def launch_forward(
     query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     tile = tile or tiles_of(query, visibility.kind, value_dim).forward
     vis = visibility_arguments(visibility, lse)
-    tiles_m = triton.cdiv(q_len, tile.block_m)
+    tiles_m = -(-q_len // tile.block_m)
+    programs = tiles_m * batch * heads
+    sinks = None if sinks is None else sinks.contiguous()
+    pointers = (
+        query, key, value, out, lse, vis.intervals, vis.mask, lse if sinks is None else sinks,
+        lse if seed is None else seed,
+    )  # fmt: skip
+    addresses = tuple([tensor.data_ptr() for tensor in pointers])
+    strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out_strides)
+    *mask_strides, between_keys = vis.mask_strides
+    masked = (*vis.interval_strides, *mask_strides)
+    counts = (heads, heads // key.shape[1], tiles_m, batch * heads, q_len, key.shape[2], vis.window)
+    floats = (float(scale), float(softcap), float(dropout_p))
+    is_wide = wide(query, key, value, out)
+    which = (
+        "forward", query.device.index, dtype, head_dim, value_dim, tile, vis.kind, is_wide,
+        softcap > 0.0, None if sinks is None else sinks.dtype, dropout_p > 0.0, between_keys,
+    )  # fmt: skip
+    kept = (
+        between_keys in (0, 1) and max(masked) < 2**31 and regular(query, addresses, strides)
+    )  # fmt: skip
+    if kept and (block := block_of(which)) is not None:
+        # Triton makes a constant of a stride that is 1, and no parameter.
+        between = () if between_keys == 1 else (between_keys,)
+        values = (*addresses, *strides, *masked, *between, *counts, *floats)
+        block.launch(stream_of(query), programs, 1, values)
+        return out, lse
     with on_device(query):
-        _attn_fwd_kernel[(tiles_m * batch * heads,)](
-            query, key, value, out, lse, vis.intervals, vis.mask,
-            lse if sinks is None else sinks.contiguous(), lse if seed is None else seed,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
-            *vis.interval_strides, *vis.mask_strides,
-            heads, group, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
-            softcap, dropout_p,
+        compiled = _attn_fwd_kernel[(programs,)](
+            *pointers, *strides, *masked, between_keys, *counts, *floats,
             HEAD_DIM=head_dim, BD=block_d(head_dim), VALUE_DIM=value_dim, BV=block_d(value_dim),
             BM=tile.block_m, BN=tile.block_n,
-            KIND=vis.kind, WIDE=wide(query, key, value, out),
+            KIND=vis.kind, WIDE=is_wide,
             HEAD_MAJOR=vis.kind == "full",
             SOFTCAP=softcap > 0.0, SINKS=sinks is not None, DROPOUT=dropout_p > 0.0,
             PRECISION=precision(dtype), STAGES=tile.stages,
             **launch_options(tile.warps),
         )  # fmt: skip
+    if kept:
+        keep_block(which, compiled, "q" * 9 + "i" * (25 - (between_keys == 1)) + "fff")
     return out, lse
