@@ -24,25 +24,26 @@ _MISSING = object()
 
 
 def refuse_unsupported(model: Any, value: str | None) -> tuple[str | None, None]:
-    """The policy on `PreTrainedModel`: refuse our names where they would not be looked up."""
+    """The policy on `PreTrainedModel`: refuse our names where they cannot do what is asked."""
     plain = value.removeprefix("paged|") if isinstance(value, str) else value
     if plain not in NAMES:
         return value, None
-    name = type(model).__name__
+    name, reasons = type(model).__name__, []
     if not looks_up_interface(type(model)):
-        reason = (
+        reasons.append(
             f"{name} computes attention in its own code and never calls the function registered "
             "under attn_implementation, so another attention than the one asked for would run, "
             "with a mask that was not made for it"
         )
-        raise BackendRefusedError(
-            compose(
-                f"attn_implementation='{value}' for {name}",
-                [reason],
-                works='attn_implementation="eager"',
-            ),
-            [reason],
+    if getattr(model.config, "output_attentions", None):
+        reasons.append(
+            "its configuration has output_attentions=True, and the attention weights are never "
+            "formed, so an empty tuple would be returned"
         )
+    if reasons:
+        asked = f"attn_implementation='{value}' for {name}"
+        works = 'attn_implementation="eager"'
+        raise BackendRefusedError(compose(asked, reasons, works=works), reasons)
     return value, None
 
 

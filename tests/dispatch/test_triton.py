@@ -87,6 +87,18 @@ def test_what_the_kernel_lacks_is_refused_and_no_gate_is_blamed(covered):
     assert "hf-attn gate" not in str(caught.value)
 
 
+@pytest.mark.parametrize("odd", [{"head_dim": 8}, {"head_dim": 264}, {"dtype": torch.float64}])
+def test_no_command_is_given_that_could_not_help(covered, odd):
+    """`hf-attn gate --dtype float64` would be an error itself."""
+    dtype = odd.pop("dtype", torch.float32)
+    leaves = [leaf.to(dtype) for leaf in make(covered, **odd)]
+    with pytest.raises(
+        CallRefusedError, match=r"triton_fa2 (has kernels for|computes in)"
+    ) as caught:
+        attention(*leaves, is_causal=True, backend="triton_fa2")
+    assert "hf-attn gate" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("options", "features"),
     [
