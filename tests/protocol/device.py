@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import itertools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,7 +99,8 @@ class Device:
         self.program, self.programs = program, programs
         self._names = itertools.count()
         self.overrides: dict[str, Any] = {}
-        self.edits: dict[str, dict[str, str]] = {}
+        self.edits: dict[str, str] = {}
+        self.edited: set[str] = set()
         sim = self.sim
         gl = _Opaque()
         gl.__dict__.update(
@@ -138,15 +140,14 @@ class Device:
     def load(self, module: str) -> dict[str, Any]:
         """Run a module of the sm_90 kernels on this device; returns its names.
 
-        `edits` by module: texts to replace, each of which must occur; `overrides`: names to put in
-        the place of its own.
+        `edits`: patterns and what to put in their place, in whichever module they occur;
+        `edited` collects those that did. `overrides`: names to put in the place of its own.
         """
         path = Path(str(importlib.import_module(f"{PACKAGE}.{module}").__file__))
         text = path.read_text()
-        for old, new in self.edits.get(module, {}).items():
-            if old not in text:
-                raise ValueError(f"{module} has no {old!r}")
-            text = text.replace(old, new)
+        for old, new in self.edits.items():
+            text, times = re.subn(old, new, text)
+            self.edited |= {old} if times else set()
         tree, namespace = ast.parse(text), dict(self.names)
         for node in tree.body:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
