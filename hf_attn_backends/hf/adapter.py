@@ -164,8 +164,8 @@ def _of_scalars(
         window = None  # not binding
     if q_length == 1 and window is None:
         return FULL
-    compiling = torch.compiler.is_compiling()
     if q_length > 1 and position_ids is not None:
+        compiling = torch.compiler.is_compiling()
         kept: dict = {} if compiling else POSITIONS.of(position_ids)
         key = (batch, q_length, k_length, window)
         found = kept.get(key)

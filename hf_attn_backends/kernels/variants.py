@@ -19,15 +19,22 @@ from hf_attn_backends.kernels.visibility import Visibility
 
 VARIANTS = ("triton", "hopper", "decode")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
-_FEW_ROWS = 16  # decode.MAX_QUERY_LENGTH, which cannot be imported without loading triton
+FEW_ROWS = 16  # up to which `auto` decodes; decode.MAX_QUERY_LENGTH, whose module loads triton
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Variant(NamedTuple):
-    """A variant's name and its launch function for one phase."""
+    """A variant's name and its launch function for one phase.
+
+    Attributes:
+        name: One of `VARIANTS`.
+        launch: See `kernels.triton.forward` and `.backward`.
+        bind: Makes a cheaper launch for calls of one layout; None where there is none.
+    """
 
     name: str
     launch: Any
+    bind: Any = None
 
 
 def kernel_refusals(
@@ -112,7 +119,7 @@ def _hopper(phase: str) -> tuple[Variant, Any]:
     if phase == "forward":
         from hf_attn_backends.kernels.hopper import forward
 
-        return Variant("hopper", forward.launch_forward), forward.refusals
+        return Variant("hopper", forward.launch_forward, forward.bind), forward.refusals
     from hf_attn_backends.kernels.hopper import backward
 
     return Variant("hopper", backward.launch_backward), backward.refusals
@@ -134,10 +141,11 @@ def _decode() -> tuple[Variant, Any]:
 
 
 class Resolved(NamedTuple):
-    """Who serves a call: the variant's name and launch function, and the call's class as text."""
+    """Who serves a call: a variant, and the call's class as text."""
 
     name: str
     launch: Any
+    bind: Any
     call_class: str
 
 
@@ -174,7 +182,7 @@ def resolve_variant(
         CallRefusedError: Nothing serves the call, or not the variant that was asked for.
     """
     shape, key_shape = query.shape, key.shape
-    if asked == "auto" and phase == "forward" and shape[2] <= _FEW_ROWS and key_shape[2] > shape[2]:
+    if asked == "auto" and phase == "forward" and shape[2] <= FEW_ROWS and key_shape[2] > shape[2]:
         # A step of decoding: no length decides, and a growing cache must not be a new layout.
         layout = (
             query.device, query.dtype, visibility.kind, shape[3], value.shape[3], sinks, softcap,
@@ -196,7 +204,7 @@ def resolve_variant(
         name = class_name(dtype_name(query.dtype), shape[3], visibility.kind, features)
         if len(_resolved) >= _RESOLVED_KEPT:
             _resolved.clear()
-        found = _resolved[layout] = Resolved(variant.name, variant.launch, name)
+        found = _resolved[layout] = Resolved(*variant, name)
     return found
 
 
