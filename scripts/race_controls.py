@@ -6,6 +6,9 @@ warpgroup that reads it, by plain loads or by wgmma; stages change hands by mbar
 barriers. A fill by TMA is always announced by an mbarrier.
 """
 
+# Kernel code: pyright cannot type what triton compiles (as for kernels/hopper).
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from triton.experimental import gluon
