@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tolerance", type=float, default=TOLERANCE, help="factor against the baseline (2.0)")
     add("--json", type=Path, metavar="FILE", help="write rows, clocks and versions there")
     add("--pin", action="store_true", help="measure and write this GPU's baseline file")
-    add("--commit", help="with --pin: the commit, where the code lies in no repository")
+    add("--commit", help="the commit, where the code lies in no repository: for --pin, --json")
     add("--output", type=Path, help="with --pin: write there instead of into the package")
 
 
@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         )
         clocks.append(results.clocks(device, f"after {workload.label}"))
         if args.json:  # after every shape: a run that is cut short keeps what it measured
-            results.write(results.document(rows, device=device, clocks=clocks), args.json)
+            content = results.document(rows, device=device, clocks=clocks, commit=args.commit)
+            results.write(content, args.json)
     print_rows(rows, console)
     if args.json:
         console.print(f"written: {args.json}")

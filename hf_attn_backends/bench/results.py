@@ -21,15 +21,24 @@ SCHEMA_VERSION = 2
 _CLOCKS = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
 
 
-def document(rows: Sequence[Row], *, device: str, clocks: Sequence[dict[str, str]]) -> dict:
-    """Everything about one measurement; NaN becomes null beside its reason."""
+def document(
+    rows: Sequence[Row],
+    *,
+    device: str,
+    clocks: Sequence[dict[str, str]],
+    commit: str | None = None,
+) -> dict:
+    """Everything about one measurement; NaN becomes null beside its reason.
+
+    `commit` is what the user says was measured, for code that lies in no repository.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command_line(),
         "date": now(),
         "device": environment.device_facts(device),
         "versions": environment.versions(),
-        "code": environment.code_state(),
+        "code": {**environment.code_state(), **({"commit_given": commit} if commit else {})},
         "clocks": list(clocks),
         "rows": [_row(row) for row in rows],
     }

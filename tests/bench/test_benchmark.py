@@ -171,7 +171,9 @@ def _args(*words: str) -> argparse.Namespace:
 def test_command_prints_and_writes_strict_json(tmp_path, capsys):
     file = tmp_path / "deep" / "rows.json"
     words = "--names MATH,EFFICIENT_ATTENTION --shapes 1x33,2x17 --heads 2 --kv-heads 1"
-    args = _args(*words.split(), "--head-dim", "16", "--backward", "--json", str(file))
+    args = _args(
+        *words.split(), *"--head-dim 16 --backward --commit abc1234 --json".split(), str(file)
+    )
     assert command.run(args) == 0
     said = capsys.readouterr().out
     assert "NaN EFFICIENT_ATTENTION (1x33 forward, " in said
@@ -190,6 +192,8 @@ def test_command_prints_and_writes_strict_json(tmp_path, capsys):
     assert by_arm["MATH"]["errors"]["dq"]["max"] > 0
     assert content["versions"]["torch"] == torch.__version__
     assert content["device"]["type"] == "cpu"
+    assert content["code"]["commit_given"] == "abc1234"
+    assert {row["l2"] for row in content["rows"]} == {"unknown: a CPU"}
     assert [c["when"] for c in content["clocks"]] == ["start", "after 1x33", "after 2x17"]
 
 
