@@ -94,7 +94,10 @@ class AttentionBackend(ABC):
         """`environment_refusals`, and a subclass's own `available()` where it has one."""
         found = self.environment_refusals(device)
         if not found and type(self).available is not AttentionBackend.available:
-            return [] if self.available() else [f"{self.name} says that it is not available here"]
+            answer = self.available()
+            if not isinstance(answer, bool):
+                return [f"{self.name}'s available() must say True or False, got {answer!r}"]
+            return [] if answer else [f"{self.name} says that it is not available here"]
         return found
 
     def refusals(self, call: AttentionCall) -> list[str]:
