@@ -131,7 +131,8 @@ def _open(cls: type) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Remember what was launched before a test."""
+    """Remember what was launched before a test, and that it began."""
+    _write({"began": item.nodeid})
     _launches[item.nodeid] = _launched()
     return (yield)
 

@@ -22,10 +22,16 @@ VERDICTS = {
     "not exercised": "passed or skipped itself without a single launch of triton_fa2",
     "fails alone": "fails or is stopped without triton_fa2 too",
     "skipped": "skips itself with and without triton_fa2",
+    "not run": "the run ended before its turn",
 }
 OURS_TO_FIX = ("failed", "stopped")
+_BAD = ("failed", "died")
 
 _TIMEOUT = re.compile(r"\bTimeout\b.*pytest-timeout")
+_DIED = {
+    "outcome": "died", "launches": 0, "seconds": 0.0, "refusals": [], "where": [],
+    "error": "the process ended in this test",
+}  # fmt: skip
 _CALL_CLASS = re.compile(r"\b(float32|float16|bfloat16)/d\d+/[a-z+/]+")
 _DIGITS = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{16,}\b|\d+")
 
@@ -54,7 +60,7 @@ class Verdict:
 
 
 def read_logs(folder: Path, role: str) -> dict[str, dict[str, Any] | None]:
-    """The last row of each test of one role; None for one that was collected and never ended.
+    """The last row of each test of one role; None for one that was collected and never began.
 
     Args:
         folder: Holds one file for each pytest process, numbered in their order: a later one ran
@@ -68,6 +74,8 @@ def read_logs(folder: Path, role: str) -> dict[str, dict[str, Any] | None]:
             row = json.loads(line)
             for test in row.get("collected", ()):
                 rows.setdefault(test, None)
+            if "began" in row:
+                rows[row["began"]] = {**_DIED, "test": row["began"]}
             if "test" in row:
                 before = rows.get(row["test"])
                 if before is None or before["outcome"] != "failed":  # a teardown may fail too
@@ -84,20 +92,19 @@ def judge_all(
 
 
 def judge(test: str, ours: dict[str, Any] | None, control: dict[str, Any] | None) -> Verdict:
-    """The verdict on one test, from its row in each run; None where it never ended."""
+    """The verdict on one test, from its row in each run; None where it never began."""
     family = family_of(test)
     if ours is None:
-        verdict = "fails alone" if _failed(control) else "stopped"
-        return Verdict(test, family, verdict, reasons=("the process ended in this test",))
+        return Verdict(test, family, "not run")
     facts = {"launches": ours["launches"], "seconds": ours["seconds"]}
     error = (ours["error"] or "",)
-    if ours["outcome"] == "failed":
+    if ours["outcome"] in _BAD:
         if ours["refusals"]:
             return Verdict(test, family, "refused", reasons=tuple(ours["refusals"]), **facts)
         verdict = "failed"
-        if _failed(control):
+        if control is not None and control["outcome"] in _BAD:
             verdict = "fails alone"
-        elif _TIMEOUT.search(error[0]):
+        elif ours["outcome"] == "died" or _TIMEOUT.search(error[0]):
             verdict = "stopped"
         return Verdict(test, family, verdict, reasons=error, where=tuple(ours["where"] or ()),
                        **facts)  # fmt: skip
@@ -105,10 +112,6 @@ def judge(test: str, ours: dict[str, Any] | None, control: dict[str, Any] | None
         same = control is not None and control["outcome"] == "skipped"
         return Verdict(test, family, "skipped" if same else "not exercised", reasons=error, **facts)
     return Verdict(test, family, "passed" if ours["launches"] else "not exercised", **facts)
-
-
-def _failed(row: dict[str, Any] | None) -> bool:
-    return row is None or row["outcome"] == "failed"
 
 
 def family_of(test: str) -> str:

@@ -1,4 +1,4 @@
-"""The script that runs transformers' tests: verdicts, logs, groups, exit codes from made-up rows."""
+"""The script that runs transformers' tests: verdicts, logs, groups, exit codes of made-up rows."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def row(outcome, *, launches=0, error=None, refusals=(), when="call"):
 
 
 PASSED, SKIPPED, FAILED = row("passed"), row("skipped"), row("failed", error="AssertionError: 1")
+DIED = row("died", error="the process ended in this test")
 TIMEOUT = "Failed: Timeout (>60.0s) from pytest-timeout."
 
 
@@ -33,12 +34,15 @@ TIMEOUT = "Failed: Timeout (>60.0s) from pytest-timeout."
         (row("failed", launches=2, error="AssertionError: 2"), PASSED, "failed"),
         (row("failed", error="AssertionError: 2"), SKIPPED, "failed"),
         (row("failed", error="AssertionError: 2"), FAILED, "fails alone"),
-        (row("failed", error="AssertionError: 2"), None, "fails alone"),
+        (row("failed", error="AssertionError: 2"), DIED, "fails alone"),
+        (row("failed", error="AssertionError: 2"), None, "failed"),
         (row("failed", launches=2, error=TIMEOUT), PASSED, "stopped"),
         (row("failed", launches=2, error=TIMEOUT), FAILED, "fails alone"),
         (row("failed", error="CallRefusedError: no", refusals=["no"]), PASSED, "refused"),
-        (None, PASSED, "stopped"),
-        (None, None, "fails alone"),
+        (DIED, PASSED, "stopped"),
+        (DIED, DIED, "fails alone"),
+        (None, PASSED, "not run"),
+        (None, None, "not run"),
     ],
 )
 def test_verdict_follows_from_both_runs(ours, control, verdict):
@@ -47,7 +51,7 @@ def test_verdict_follows_from_both_runs(ours, control, verdict):
 
 def test_a_failure_is_ours_only_where_the_control_has_the_test_and_passes_it():
     found = judge_all({"a/b/t.py::x": FAILED}, {"a/b/t.py::x": PASSED, "a/c/t.py::y": PASSED})
-    assert [(one.family, one.verdict) for one in found] == [("b", "failed"), ("c", "stopped")]
+    assert [(one.family, one.verdict) for one in found] == [("b", "failed"), ("c", "not run")]
     assert counts(found)["b"] == {**dict.fromkeys(VERDICTS, 0), "failed": 1}
     assert found[0].where == ("tiny.py:3 forward",)
 
@@ -56,9 +60,11 @@ def test_a_later_log_replaces_an_earlier_one_and_a_failing_teardown_counts(tmp_p
     def write(name, *rows):
         (tmp_path / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
 
-    collected = {"collected": [TEST, TEST + "_too"]}
-    write("ours-0000.jsonl", collected, FAILED)
-    assert read_logs(tmp_path, "ours") == {TEST: FAILED, TEST + "_too": None}
+    collected = {"collected": [TEST, TEST + "_too", TEST + "_last"]}
+    write("ours-0000.jsonl", collected, {"began": TEST}, FAILED, {"began": TEST + "_too"})
+    found = read_logs(tmp_path, "ours")
+    assert (found[TEST], found[TEST + "_last"]) == (FAILED, None)
+    assert found[TEST + "_too"]["outcome"] == "died"
     write("ours-0001.jsonl", {"collected": [TEST]}, row("passed", launches=3))
     assert read_logs(tmp_path, "ours")[TEST]["launches"] == 3
     teardown = row("failed", when="teardown", error="OSError: full")
