@@ -76,12 +76,12 @@ def _functions(kind: str) -> dict[str, Any]:
         if kind == "attention":
             make = importlib.import_module("hf_attn_backends.hf.adapter").attention_function
             made = {name: make(name) for name in NAMES}
-            _made[kind] = {
-                name: made[name.removeprefix(paged_routing.PREFIX)] for name in _REGISTERED
-            }
-        else:
+            over_pages = importlib.import_module("hf_attn_backends.hf.paged").over_pages
+            paged = {paged_routing.PREFIX + name: over_pages(name, made[name]) for name in NAMES}
+            _made[kind] = made | paged
+        else:  # continuous batching makes no masks
             mask = importlib.import_module("hf_attn_backends.hf.masks").visibility_mask
-            _made[kind] = dict.fromkeys(_REGISTERED, mask)
+            _made[kind] = dict.fromkeys(NAMES, mask)
         for function in _made[kind].values():
             setattr(function, _OURS, True)
     return _made[kind]
