@@ -23,4 +23,4 @@ def test_every_reported_pair_is_ordered_by_a_barrier_of_the_block(tmp_path, phas
     assert race_check.main([*cases, "--json", str(file)]) == 0
     for row in json.loads(file.read_text())["cases"]:
         assert row["outcome"] == "ran", row
-        assert all(pair["ordered"] for pair in row["pairs"]), row
+        assert all(group["ordered"] for group in row["found"]), row
