@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import re
 import shutil
@@ -23,13 +22,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from race_controls import FAULTS, FILLS, HANDOVERS, READS
 from race_trace import traced
 
+from hf_attn_backends import environment
+from hf_attn_backends.bench import results
 from hf_attn_backends.kernels.hopper import sass
 
 KINDS = ("full", "causal", "window", "intervals")
@@ -71,16 +71,15 @@ def main(argv: Sequence[str]) -> int:
             told = f"{row['reports']} reports, {total} pairs of instructions, {loose} not ordered"
             print(f"{row['case']:36} {row['outcome']:8} {told}", flush=True)
     if args.json:
-        content = {"command": " ".join(["race_check.py", *argv]), "date": _now(), **facts()}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({**content, "cases": rows}, indent=1) + "\n")
+        command = results.command_line("race_check.py", argv)
+        results.write(
+            {"command": command, "date": results.now(), **facts(), "cases": rows}, args.json
+        )
     return 0
 
 
 def facts() -> dict[str, str]:
     """What the results depend on."""
-    from hf_attn_backends import environment
-
     said = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True)
     version = re.search(r"Version (\S+)", said.stdout)
     versions = environment.versions()
@@ -131,10 +130,6 @@ def run_case(case: str, args: argparse.Namespace) -> dict[str, Any]:
 def _errors(said: str) -> dict[str, int]:
     """How often the tool said what, for tools that name no pair of accesses."""
     return dict(Counter(re.findall(r"========= (Barrier error detected\..*)", said)))
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 if __name__ == "__main__":

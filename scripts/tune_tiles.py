@@ -12,7 +12,6 @@ written into the table by hand.
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -125,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"{shape:>8} {phase:8} {name:20} {ms:9.4f} ms {tflops:6.0f} TFLOP/s", flush=True)
     if args.json:
         facts = {
-            "command": shlex.join(["scripts/tune_tiles.py", *argv]),
+            "command": results.command_line("tune_tiles.py", argv),
             "date": results.now(),
             "device": environment.device_facts("cuda"),
             "versions": environment.versions(),

@@ -55,9 +55,10 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def command_line() -> str:
-    """The command as typed, with the program's name instead of its path."""
-    return shlex.join(["hf-attn", *sys.argv[1:]])
+def command_line(program: str = "hf-attn", argv: Sequence[str] | None = None) -> str:
+    """The command as typed, with names instead of absolute paths."""
+    words = sys.argv[1:] if argv is None else argv
+    return shlex.join([program, *(Path(w).name if w.startswith("/") else w for w in words)])
 
 
 def clocks(device: str, when: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -168,10 +169,11 @@ def _args(*words: str) -> argparse.Namespace:
     return parser.parse_args([*words, "--device", "cpu", "--seconds", "0.01"])
 
 
-def test_command_prints_and_writes_strict_json(tmp_path, capsys):
+def test_command_prints_and_writes_strict_json(tmp_path, capsys, monkeypatch):
     file = tmp_path / "deep" / "rows.json"
     words = "--names MATH,EFFICIENT_ATTENTION --shapes 1x33,2x17 --heads 2 --kv-heads 1"
     words += " --head-dim 16 --backward --commit abc1234 --json"
+    monkeypatch.setattr(sys, "argv", ["hf-attn", "bench", *words.split(), str(file)])
     args = _args(*words.split(), str(file))
     assert command.run(args) == 0
     said = capsys.readouterr().out
@@ -191,6 +193,7 @@ def test_command_prints_and_writes_strict_json(tmp_path, capsys):
     assert by_arm["MATH"]["errors"]["dq"]["max"] > 0
     assert content["versions"]["torch"] == torch.__version__
     assert content["device"]["type"] == "cpu"
+    assert str(tmp_path) not in json.dumps(content)  # no path of this machine
     assert content["code"]["commit_given"] == "abc1234"
     assert {row["l2"] for row in content["rows"]} == {"unknown: a CPU"}
     assert [c["when"] for c in content["clocks"]] == ["start", "after 1x33", "after 2x17"]
