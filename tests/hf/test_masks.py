@@ -204,7 +204,7 @@ def _source(family):
 
     folder = {
         "clip_text_model": "clip", "gemma3_text": "gemma3", "llama4_text": "llama4",
-        "xlm-roberta": "xlm_roberta",
+        "t5_gemma_module": "t5gemma", "xlm-roberta": "xlm_roberta",
     }.get(family, family)  # fmt: skip
     name = f"transformers.models.{folder}.modeling_{folder}"
     return inspect.getsource(importlib.import_module(name))
