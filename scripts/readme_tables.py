@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from readme_bench import line, memory, modes, peers, rule
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
 PEERS = RESULTS / "h200-peers.json"
@@ -63,10 +65,10 @@ def baseline() -> str:
 
     found = load_baseline()
     lengths = list(found.median_ms)
-    lines = [_line(["ms", *(f"4x{length}" for length in lengths)]), _rule(len(lengths) + 1)]
+    lines = [line(["ms", *(f"4x{length}" for length in lengths)]), rule(len(lengths) + 1)]
     for kernel in found.median_ms[lengths[0]]:
         values = (found.median_ms[length][kernel] for length in lengths)
-        lines.append(_line([kernel, *("NaN" if ms != ms else f"{ms:.3f}" for ms in values)]))
+        lines.append(line([kernel, *("NaN" if ms != ms else f"{ms:.3f}" for ms in values)]))
     lines.append("")
     lines.append(
         f"{found.device}, torch {found.torch}, driver {found.driver}, {found.date}, "
@@ -75,63 +77,13 @@ def baseline() -> str:
     return "\n".join(lines)
 
 
-def peers() -> str:
-    """TFLOP/s of every peer, forward and backward, graph replays with a cold L2 cache."""
-    content = _read(PEERS)
-    if content is None:
-        return "not run (`hf-attn bench --peers --json FILE` on an H200 makes it)"
-    lines = []
-    for phase in ("forward", "backward"):
-        lines += _speeds(content, phase, f"{phase}, TFLOP/s", ("graph",), every_arm=True)
-    versions, device = content["versions"], content["device"]
-    lines.append(
-        f"{device['name']}, driver {device['driver']}, torch {versions['torch']}, "
-        f"triton {versions['triton']}, {content['date']}: `{content['command']}`"
-    )
-    return "\n".join(lines)
-
-
-def modes() -> str:
-    """The same peers by replays with a warm L2 cache, and by eager calls; only what ran."""
-    content = _read(PEERS)
-    if content is None:
-        return "not run"
-    lines = []
-    for phase in ("forward", "backward"):
-        head = f"{phase}, TFLOP/s: warm replay / eager call"
-        lines += _speeds(content, phase, head, ("graph_warm", "eager"), every_arm=False)
-    return "\n".join(lines).rstrip()
-
-
-def _speeds(
-    content: dict[str, Any], phase: str, head: str, modes: Sequence[str], *, every_arm: bool
-) -> list[str]:
-    """One table of TFLOP/s, arms by shapes; several modes share a cell."""
-    rows = [r for r in content["rows"] if r["phase"] == phase and r["mode"] in modes]
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    lines = [_line([head, *shapes]), _rule(len(shapes) + 1)]
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        found = {(r["shape"], r["mode"]): r["tflops"] for r in rows if r["arm"] == arm}
-        if every_arm or any(speed is not None for speed in found.values()):
-            cells = (" / ".join(_speed(found, s, m) for m in modes) for s in shapes)
-            lines.append(_line([arm, *cells]))
-    return [*lines, ""]
-
-
-def _speed(found: dict[tuple[str, str], float | None], shape: str, mode: str) -> str:
-    if (shape, mode) not in found:
-        return "not run"
-    tflops = found[shape, mode]
-    return "NaN" if tflops is None else f"{tflops:.0f}"
-
-
 def finetune() -> str:
     """What the 40-step runs differ by, beside the floor."""
     content = _read(FINETUNE)
     if content is None:
         return "not run (needs an H200; the commands are below)"
     head = ["runs, 40 steps", "loss max d", "loss mean d", "grad norm max d", "grad norm mean d"]
-    lines = [_line(head), _rule(len(head))]
+    lines = [line(head), rule(len(head))]
     floor, keys = content["floor"], ("max_abs", "mean_abs")
     rows = {f"widest of the {len(floor)} pairs of sdpa runs": floor}
     rows |= {" / ".join(row["runs"]): [row] for row in content["comparisons"]}
@@ -141,7 +93,7 @@ def finetune() -> str:
             for series in ("loss", "grad_norm")
             for key in keys
         )
-        lines.append(_line([name, *figures]))
+        lines.append(line([name, *figures]))
     lines.append("")
     lines += [f"Verdict: {row['verdict']}." for row in content["comparisons"]]
     return "\n".join(lines)
@@ -153,14 +105,14 @@ def training() -> str:
     if not contents:
         return "not run (`scripts/training_speed.py` on an H200 makes it)"
     head = ["length x batch", "backend", "tokens/s", "peak memory, GiB"]
-    lines = [_line(head), _rule(len(head))]
+    lines = [line(head), rule(len(head))]
     rows = [row for content in contents for row in content["rows"]]
     for row in sorted(rows, key=lambda row: (row["length"], row["backend"])):
         speed, peak = row["tokens_per_second"], row["peak_memory_mib"]
         cells = [f"{row['length']} x {row['batch']}", row["backend"]]
         cells.append("NaN: " + row["reason"] if speed is None else f"{speed:,.0f}")
         cells.append("NaN" if peak is None else f"{peak / 1024:.1f}")
-        lines.append(_line(cells))
+        lines.append(line(cells))
     versions, device = contents[0]["versions"], contents[0]["device"]
     lines.append("")
     lines.append(f"{device['name']}, torch {versions['torch']}, triton {versions['triton']}.")
@@ -170,8 +122,9 @@ def training() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "matrix": matrix,
     "baseline": baseline,
-    "peers": peers,
-    "modes": modes,
+    "peers": lambda: peers(_read(PEERS)),
+    "modes": lambda: modes(_read(PEERS)),
+    "memory": lambda: memory(_read(PEERS)),
     "finetune": finetune,
     "training": training,
 }
@@ -179,14 +132,6 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def _read(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _rule(columns: int) -> str:
-    return "|" + " --- |" * columns
 
 
 if __name__ == "__main__":

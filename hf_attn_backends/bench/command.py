@@ -95,11 +95,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
-    """One table for each phase and mode; below it, why something is NaN."""
+    """One table for each phase and mode, peak memory; below it, why something is NaN."""
     for phase, mode in dict.fromkeys((row.phase, row.mode) for row in rows):
         part = [row for row in rows if (row.phase, row.mode) == (phase, mode)]
         shapes = list(dict.fromkeys(row.workload.label for row in part))
-        table = Table(title=f"{phase}, {mode}: ms (TFLOP/s)", title_justify="left")
+        console.print(f"{phase}, {mode}: ms (TFLOP/s)", markup=False)
+        table = Table()
         table.add_column("", no_wrap=True)
         for shape in shapes:
             table.add_column(shape, justify="right", no_wrap=True)
@@ -107,6 +108,10 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
             by_shape = {row.workload.label: row for row in part if row.arm == name}
             table.add_row(name, *(_cell(by_shape[shape]) for shape in shapes))
         console.print(table)
+    for phase in dict.fromkeys(row.phase for row in rows if row.peak_mib == row.peak_mib):
+        what = "forward" if phase == "forward" else "forward + backward"
+        console.print(f"{what}: peak MiB above the inputs", markup=False)
+        console.print(_memory_table(rows, phase))
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if math.isnan(row.timing.ms):
@@ -115,6 +120,20 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
     for (name, reason), places in reasons.items():
         where = ", ".join(dict.fromkeys(places))
         console.print(f"NaN {name} ({where}): {reason}", markup=False, soft_wrap=True)
+
+
+def _memory_table(rows: Sequence[Row], phase: str) -> Table:
+    """Peak memory of the arms that ran; every mode of a phase has the same."""
+    part = [row for row in rows if row.phase == phase and not math.isnan(row.peak_mib)]
+    shapes = list(dict.fromkeys(row.workload.label for row in part))
+    table = Table()
+    table.add_column("", no_wrap=True)
+    for shape in shapes:
+        table.add_column(shape, justify="right", no_wrap=True)
+    for name in dict.fromkeys(row.arm for row in part):
+        peaks = {row.workload.label: f"{row.peak_mib:,.0f}" for row in part if row.arm == name}
+        table.add_row(name, *(peaks.get(shape, "NaN") for shape in shapes))
+    return table
 
 
 def _cell(row: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 
 from hf_attn_backends import cli
 from hf_attn_backends.bench import (
@@ -20,7 +22,7 @@ from hf_attn_backends.bench import (
     timing,
 )
 from hf_attn_backends.bench.arm import Arm
-from hf_attn_backends.bench.measure import measure
+from hf_attn_backends.bench.measure import Row, measure
 from hf_attn_backends.bench.verify import errors_of, over_budget, truth_of
 from hf_attn_backends.bench.workload import Workload, parse_shape
 from hf_attn_backends.errors import BenchmarkError
@@ -197,6 +199,16 @@ def test_command_prints_and_writes_strict_json(tmp_path, capsys, monkeypatch):
     assert content["code"]["commit_given"] == "abc1234"
     assert {row["l2"] for row in content["rows"]} == {"unknown: a CPU"}
     assert [c["when"] for c in content["clocks"]] == ["start", "after 1x33", "after 2x17"]
+
+
+def test_peak_memory_is_printed_where_it_was_measured(capsys):
+    row = Row(workload=WORK, arm="x", phase="backward", mode="graph", timing=timing.untimed("no"))
+    command.print_rows([row], Console(width=150))
+    assert "peak MiB" not in capsys.readouterr().out
+    command.print_rows([dataclasses.replace(row, peak_mib=1234.4)], Console(width=150))
+    said = capsys.readouterr().out
+    assert "forward + backward: peak MiB above the inputs" in said
+    assert "1,234" in said
 
 
 def test_peers_are_all_listed_and_what_cannot_run_says_why(capsys):
