@@ -3,14 +3,15 @@
 
 python scripts/peer_suite.py --transformers CHECKOUT [--families mistral llama …] [-k EXPRESSION]
 
-Each family's tests run twice: as they are (the control) and with triton_fa2 under the names that
-they ask for (`peer_suite_plugin.py`). What fails in the control too is not ours, and a test in
-which no kernel of ours was launched counts as not exercised. Exit code 1 if a failure is ours.
+Each family's tests run with triton_fa2 under the names that they ask for (`peer_suite_plugin.py`),
+and those that did not pass so run again as they are, for a control: what fails there too is not
+ours. A test in which no kernel of ours was launched counts as not exercised. Exit code 1 if a
+failure is ours.
 
 CHECKOUT is a checkout of transformers at the installed version; nothing of it is copied here. Its
-tests need `parameterized` besides this repository's test group. Without a GPU the kernels run under
-Triton's interpreter. The gate's coverage counts as always: `--extend-gate` measures what the tests
-call and no artifact covers yet, and runs those tests again.
+tests need `parameterized` and, for Bart, `timeout-decorator` besides this repository's test group.
+Without a GPU the kernels run under Triton's interpreter. The gate's coverage counts as always:
+`--extend-gate` measures what the tests call and no artifact covers yet, and runs those tests again.
 """
 
 from __future__ import annotations
@@ -18,17 +19,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import peer_suite_report
-from peer_suite_verdicts import OURS_TO_FIX, judge_all, read_logs
+from peer_suite_verdicts import OURS_TO_FIX, judge_all, read_logs, unproven, without_us
 from rich.console import Console
 
 from hf_attn_backends import environment
@@ -80,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         "--roles",
         nargs="*",
         choices=("control", "ours"),
-        default=("control", "ours"),
+        default=("ours", "control"),
         help="what to run now; none judges --logs",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
@@ -91,16 +90,20 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         logs = args.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
-        for role in args.roles:
-            run(args, role, files, logs)
-        if args.extend_gate and "ours" in args.roles:
-            prove_and_run_again(args, logs)
+        if "ours" in args.roles:
+            run(args, "ours", files, logs)
+            if args.extend_gate:
+                prove_and_run_again(args, logs)
         ours = read_logs(logs, "ours")
+        if "control" in args.roles:
+            run(args, "control", without_us(ours, files), logs)
         verdicts = judge_all(ours, read_logs(logs, "control"))
-    peer_suite_report.show(verdicts, Console(width=None if sys.stdout.isatty() else 160))
+    families = tuple(args.families)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    peer_suite_report.show(verdicts, families, console)
     if args.json:
         made_with = peer_suite_report.facts(args.transformers, args.tests, args.timeout)
-        result = peer_suite_report.summary(verdicts, made_with)
+        result = peer_suite_report.summary(verdicts, families, made_with)
         args.json.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     if ours and not any(one.verdict == "passed" for one in verdicts):
         print("peer_suite.py: triton_fa2 ran in no test that passed", file=sys.stderr)
@@ -132,12 +135,20 @@ def run(args: argparse.Namespace, role: str, what: Sequence[str], logs: Path) ->
         "-o", "log_cli=false",
         *(["-n", str(args.workers), "--dist", "worksteal"] if args.workers else []),
     ]  # fmt: skip
-    # One process for each file: one that dies takes only its own family along.
-    for part in [what] if args.workers or "::" in what[0] else [[one] for one in what]:
+    parts = [list(what)] if args.workers and what else _by_file(what)
+    for part in parts:
         number = len(list(logs.glob(f"{role}-*.jsonl")))
         variables["PEER_SUITE_LOG"] = str(logs.resolve() / f"{role}-{number:04d}.jsonl")
         print(f"{role}: {part[0]}{f' and {len(part) - 1} more' if part[1:] else ''}", flush=True)
         subprocess.run([*command, *part], cwd=args.transformers, env=variables, check=False)
+
+
+def _by_file(tests: Sequence[str]) -> list[list[str]]:
+    """Tests by their file: a process that dies takes only its own family along."""
+    parts: dict[str, list[str]] = {}
+    for test in tests:
+        parts.setdefault(test.partition("::")[0], []).append(test)
+    return list(parts.values())
 
 
 def prove_and_run_again(args: argparse.Namespace, logs: Path) -> None:
@@ -153,18 +164,6 @@ def prove_and_run_again(args: argparse.Namespace, logs: Path) -> None:
                            check=False)  # fmt: skip
         proven |= commands
         run(args, "ours", tests, logs)
-
-
-def unproven(rows: dict[str, dict[str, Any] | None]) -> tuple[list[str], set[str]]:
-    """Tests that were refused for want of the gate's coverage, and the commands that extend it."""
-    tests, commands = [], set()
-    for test, row in rows.items():
-        if row and row["refusals"]:
-            text = "\n".join([row["error"] or "", *row["refusals"]])
-            found = re.findall(r"hf-attn (gate(?: --[a-z-]+ [a-z0-9+]+)+)", text)
-            commands.update(found)
-            tests += [test] if found else []
-    return tests, commands
 
 
 def _files(checkout: Path, families: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,14 @@ def facts(checkout: Path, selection: str, timeout: int) -> dict[str, Any]:
     }
 
 
-def summary(verdicts: list[Verdict], made_with: dict[str, Any]) -> dict[str, Any]:
+def summary(
+    verdicts: list[Verdict], families: Sequence[str], made_with: dict[str, Any]
+) -> dict[str, Any]:
     """What is kept: facts, counts by family, reasons by how many tests, and all that is ours."""
     return {
         **made_with,
         "verdicts": VERDICTS,
-        "families": counts(verdicts),
+        "families": counts(verdicts, families),
         "launches": sum(one.launches for one in verdicts),
         "reasons": {
             verdict: [
@@ -49,12 +52,12 @@ def summary(verdicts: list[Verdict], made_with: dict[str, Any]) -> dict[str, Any
     }
 
 
-def show(verdicts: list[Verdict], console: Console) -> None:
+def show(verdicts: list[Verdict], families: Sequence[str], console: Console) -> None:
     """Print the table of families, then why tests were refused or failed."""
     table = Table(title="transformers' own tests, with triton_fa2")
     for column in ("family", *VERDICTS):
         table.add_column(column)
-    for family, row in counts(verdicts).items():
+    for family, row in counts(verdicts, families).items():
         table.add_row(family, *(str(row[verdict] or "") for verdict in VERDICTS))
     console.print(table)
     for verdict in (*OURS_TO_FIX, *REASONS[:-1]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,25 @@ def read_logs(folder: Path, role: str) -> dict[str, dict[str, Any] | None]:
     return found
 
 
+def without_us(ours: dict[str, dict[str, Any] | None], files: Sequence[str]) -> list[str]:
+    """What the control has to run: everything that did not pass with ours."""
+    if not ours:
+        return list(files)
+    return [test for test, row in ours.items() if row is not None and row["outcome"] != "passed"]
+
+
+def unproven(rows: dict[str, dict[str, Any] | None]) -> tuple[list[str], set[str]]:
+    """Tests that were refused for want of the gate's coverage, and the commands that extend it."""
+    tests, commands = [], set()
+    for test, row in rows.items():
+        if row and row["refusals"]:
+            text = "\n".join([row["error"] or "", *row["refusals"]])
+            found = re.findall(r"hf-attn (gate(?: --[a-z-]+ [a-z0-9+]+)+)", text)
+            commands.update(found)
+            tests += [test] if found else []
+    return tests, commands
+
+
 def judge_all(
     ours: dict[str, dict[str, Any] | None], control: dict[str, dict[str, Any] | None]
 ) -> list[Verdict]:
@@ -120,9 +139,9 @@ def family_of(test: str) -> str:
     return parts[-2] if len(parts) > 1 else parts[-1]
 
 
-def counts(verdicts: Iterable[Verdict]) -> dict[str, dict[str, int]]:
-    """How many tests of each family have each verdict."""
-    table: dict[str, dict[str, int]] = {}
+def counts(verdicts: Iterable[Verdict], families: Iterable[str] = ()) -> dict[str, dict[str, int]]:
+    """How many tests of each family have each verdict; `families` come first, tests or none."""
+    table = {family: dict.fromkeys(VERDICTS, 0) for family in families}
     for one in verdicts:
         row = table.setdefault(one.family, dict.fromkeys(VERDICTS, 0))
         row[one.verdict] += 1

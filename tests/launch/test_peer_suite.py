@@ -6,14 +6,24 @@ import json
 
 import peer_suite
 import pytest
-from peer_suite_verdicts import VERDICTS, counts, grouped, judge, judge_all, kind_of, read_logs
+from peer_suite_verdicts import (
+    VERDICTS,
+    counts,
+    grouped,
+    judge,
+    judge_all,
+    kind_of,
+    read_logs,
+    unproven,
+    without_us,
+)
 
 TEST = "tests/models/tiny/test_modeling_tiny.py::TinyTest::test_it"
 
 
-def row(outcome, *, launches=0, error=None, refusals=(), when="call"):
+def row(outcome, *, launches=0, error=None, refusals=()):
     return {
-        "test": TEST, "when": when, "outcome": outcome, "seconds": 1.0, "launches": launches,
+        "test": TEST, "outcome": outcome, "seconds": 1.0, "launches": launches,
         "error": error, "where": ["tiny.py:3 forward"], "refusals": list(refusals),
     }  # fmt: skip
 
@@ -67,7 +77,7 @@ def test_a_later_log_replaces_an_earlier_one_and_a_failing_teardown_counts(tmp_p
     assert found[TEST + "_too"]["outcome"] == "died"
     write("ours-0001.jsonl", {"collected": [TEST]}, row("passed", launches=3))
     assert read_logs(tmp_path, "ours")[TEST]["launches"] == 3
-    teardown = row("failed", when="teardown", error="OSError: full")
+    teardown = row("failed", error="OSError: full")
     write("ours-0002.jsonl", {"collected": [TEST]}, row("passed", launches=3), teardown)
     assert read_logs(tmp_path, "ours")[TEST] == teardown
     write("ours-0003.jsonl", {"collected": [TEST]}, FAILED, teardown)
@@ -96,7 +106,13 @@ def test_commands_that_extend_the_gate_are_read_out_of_refusals():
         "c": row("failed", refusals=["position_bias was given"]),
         "d": row("failed", error="AssertionError: hf-attn gate --device cpu"),
     }  # fmt: skip
-    assert peer_suite.unproven(rows) == (["a", "b"], {command, "gate --device cpu"})
+    assert unproven(rows) == (["a", "b"], {command, "gate --device cpu"})
+
+
+def test_the_control_runs_what_did_not_pass_and_everything_where_ours_did_not_run():
+    ours = {"f::a": row("passed"), "f::b": FAILED, "f::c": SKIPPED, "f::d": DIED, "f::e": None}
+    assert without_us(ours, ["f"]) == ["f::b", "f::c", "f::d"]
+    assert without_us({}, ["f"]) == ["f"]
 
 
 def test_a_folder_that_is_no_checkout_is_named(tmp_path, capsys):

@@ -81,6 +81,9 @@ def checkout(tmp_path_factory):
     family.mkdir(parents=True)
     (family / "test_modeling_tiny.py").write_text(textwrap.dedent(CHECKOUT))
     (family / "test_modeling_tiny_dying.py").write_text(textwrap.dedent(DYING))
+    (family.parent / "empty").mkdir()
+    (family.parent / "empty" / "test_modeling_empty.py").touch()
+    (family / "test_modeling_tiny_broken.py").write_text("import nothing_of_that_name")
     (folder / "setup.py").write_text('setup(\n    version="9.8.7",\n)\n')
     return folder
 
@@ -94,7 +97,7 @@ def test_every_verdict_from_a_checkout(root, checkout, tmp_path):
     subprocess.run([sys.executable, *gate], env=variables, check=True, capture_output=True)
     result = tmp_path / "found.json"
     command = [sys.executable, str(root / "scripts" / "peer_suite.py"), "-k", "test",
-               "--transformers", str(checkout), "--families", "tiny"]  # fmt: skip
+               "--transformers", str(checkout), "--families", "tiny", "empty"]  # fmt: skip
     done = subprocess.run(
         [*command, "--json", str(result)],
         env=variables, check=False, capture_output=True, text=True,
@@ -104,8 +107,10 @@ def test_every_verdict_from_a_checkout(root, checkout, tmp_path):
     assert found["tests"] == "transformers 9.8.7"
     assert found["families"]["tiny"] == {
         "passed": 2, "failed": 1, "stopped": 1, "refused": 1, "not exercised": 1,
-        "fails alone": 1, "skipped": 1, "not run": 1,
+        "fails alone": 2, "skipped": 1, "not run": 1,
     }, done.stdout  # fmt: skip
+    assert set(found["families"]["empty"].values()) == {0}
+    assert any("nothing_of_that_name" in one["reason"] for one in found["reasons"]["fails alone"])
     to_fix = {one["test"].rpartition("::")[2]: one for one in found["to_fix"]}
     assert {name: one["verdict"] for name, one in to_fix.items()} == {
         "test_failed": "failed", "test_stopped": "stopped",
