@@ -92,8 +92,4 @@ class Block:
             self._grid[0], self._grid[1] = programs, splits
             if stream != self._stream:
                 self._config.stream = self._stream = stream
-            status = bound.driver().cuLaunchKernelEx(
-                self._config_at, self._function, self._pointers, None
-            )
-        if status:
-            raise bound.DriverError(f"cuLaunchKernelEx failed with CUDA error {status}")
+            bound.launch(self._config_at, self._function, self._pointers)

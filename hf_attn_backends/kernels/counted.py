@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from hf_attn_backends import witness
-from hf_attn_backends.kernels.variants import FEW_ROWS, resolve_variant
+from hf_attn_backends.kernels.variants import Resolved, resolve_variant
 from hf_attn_backends.kernels.visibility import Visibility
 
 
@@ -78,16 +78,16 @@ def _lane_key(
 ) -> tuple[object, ...] | None:
     """What a lane depends on; None for calls without one.
 
-    Decoding has none: a growing cache is a new layout with every step. Neither have addresses that
-    are no multiples of 16, for which another variant may be chosen.
+    Addresses that are no multiples of 16 have none: another variant may be chosen for them.
     """
-    shape = query.shape
-    if shape[2] <= FEW_ROWS or (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+    if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
         return None
     visibility = options.visibility
+    mask = visibility.dense if visibility.intervals is None else visibility.intervals
+    form = visibility.causal if mask is None else (mask.shape, mask.stride())
     return (
-        shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(), query.dtype,
-        query.device, visibility.kind, visibility.window, options.scale, options.variant,
+        query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
+        query.dtype, query.device, form, visibility.window, options.scale, options.variant,
     )  # fmt: skip
 
 
@@ -110,12 +110,8 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
             return result
         chosen = resolve_variant("forward", asked, query, key, value, visibility, scale)
         result = chosen.launch(query, key, value, visibility, scale)
-        if which is not None and chosen.bind is not None:
-            launch = chosen.bind(query, key, value, visibility, scale)
-            if launch is not None:
-                if len(_lanes) >= _LANES_KEPT:
-                    _lanes.clear()
-                _lanes[which] = Lane(launch, chosen.name, chosen.call_class)
+        if which is not None:
+            _keep_lane(which, chosen, query, key, value, visibility, scale)
     else:
         chosen = resolve_variant(
             "forward", asked, query, key, value, visibility, scale,
@@ -125,6 +121,21 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
         result = chosen.launch(query, key, value, visibility, scale, **options.extras())
     witness.count(backend, chosen.name, "forward", chosen.call_class)
     return result
+
+
+def _keep_lane(
+    which: tuple[object, ...], chosen: Resolved, query: Tensor, key: Tensor, value: Tensor,
+    visibility: Visibility, scale: float,
+) -> None:  # fmt: skip
+    """Keep a lane for the layout of a call that was launched."""
+    bound = chosen.bind and chosen.bind(query, key, value, visibility, scale)
+
+    def unbound(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Any:
+        return chosen.launch(query, key, value, visibility, scale)
+
+    if len(_lanes) >= _LANES_KEPT:
+        _lanes.clear()
+    _lanes[which] = Lane(bound or unbound, chosen.name, chosen.call_class)
 
 
 def backward(

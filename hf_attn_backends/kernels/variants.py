@@ -109,8 +109,9 @@ def interpreted() -> bool:
 def _portable(phase: str) -> Variant:
     from hf_attn_backends.kernels.triton import backward, forward
 
-    launch = forward.launch_forward if phase == "forward" else backward.launch_backward
-    return Variant("triton", launch)
+    if phase == "forward":
+        return Variant("triton", forward.launch_forward, forward.bind)
+    return Variant("triton", backward.launch_backward)
 
 
 @lru_cache(maxsize=2)
@@ -137,7 +138,7 @@ def _decode() -> tuple[Variant, Any]:
     """The decode variant, and the function that says why it cannot serve."""
     from hf_attn_backends.kernels.triton import decode
 
-    return Variant("decode", decode.launch_decode), decode.refusals
+    return Variant("decode", decode.launch_decode, decode.bind), decode.refusals
 
 
 class Resolved(NamedTuple):

@@ -199,13 +199,44 @@ def test_a_layout_that_was_seen_is_launched_by_its_lane(bound, kernel_device):
     assert (bound.launched, bound.bound) == (9, 2)
 
 
-def test_a_step_of_decoding_takes_no_lane(bound, kernel_device):
+def test_the_layers_of_a_step_of_decoding_share_a_lane(bound, kernel_device):
     query = torch.randn(1, 4, 1, 16, device=kernel_device)
-    for length in (40, 41, 41):
+    for length in (40, 41, 41, 41):
         key = torch.randn(1, 2, length, 16, device=kernel_device)
         triton_attention(query, key, key, FULL, variant="triton")
+    assert (bound.launched, bound.bound) == (2, 2)
+
+
+def test_the_layout_of_a_mask_is_part_of_a_lane(bound, kernel_device):
+    query = torch.randn(2, 4, 8, 16, device=kernel_device)
+    rows = torch.zeros(2, 8, 2, dtype=torch.int32, device=kernel_device)
+    seen = torch.ones(2, 1, 8, 8, dtype=torch.bool, device=kernel_device)
+    masks = [{"intervals": rows}, {"intervals": rows[:1]}, {"dense": seen}, {"dense": seen.mT}]
+    for n, mask in enumerate(masks):
+        for _ in range(2):
+            triton_attention(query, query, query, Visibility(**mask), variant="triton")
+        assert (bound.launched, bound.bound) == (n + 1, n + 1)
+
+
+def test_lanes_are_bounded(bound, monkeypatch, kernel_device):
+    monkeypatch.setattr(counted, "_LANES_KEPT", 3)
+    query = torch.randn(1, 2, 8, 16, device=kernel_device)
+    for length in range(8, 20):
+        triton_attention(query, *[query.new_ones(1, 2, length, 16)] * 2, FULL, variant="triton")
+        assert len(counted._lanes) <= 3
+
+
+def test_a_variant_that_cannot_bind_keeps_its_choice(bound, monkeypatch, kernel_device):
+    monkeypatch.setattr(bound, "bind", lambda *call: None)
+    from hf_attn_backends.kernels import variants
+
+    variant = variants.Variant("triton", bound.launch, bound.bind)
+    monkeypatch.setattr(variants, "_portable", lambda phase: variant)
+    query = torch.randn(1, 2, 8, 16, device=kernel_device)
+    for _ in range(3):
+        out = triton_attention(query, query, query, FULL, scale=0.5, variant="triton")
+        assert torch.equal(out, query * 0.5)
     assert (bound.launched, bound.bound) == (3, 0)
-    assert counted._lanes == {}
 
 
 def test_every_thread_counts(bound, leaves):

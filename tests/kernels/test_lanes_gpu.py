@@ -1,4 +1,6 @@
-"""Lanes of the hopper variant: the same results as the launch that they stand for."""
+"""Lanes: the same results as the launches that they stand for, in every variant."""
+
+import threading
 
 import pytest
 import torch
@@ -11,10 +13,13 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(autouse=True)
-def _hopper(monkeypatch):
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the hopper variant is for capability 9.0")
+def _no_lanes(monkeypatch):
     monkeypatch.setattr(counted, "_lanes", {})
+
+
+def needs_hopper(variant="hopper"):
+    if variant == "hopper" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the hopper variant is for capability 9.0")
 
 
 def draw(m, n, batch=2):
@@ -30,21 +35,56 @@ def rows(batch, m, n):
     return Visibility(intervals=found)
 
 
-@pytest.mark.parametrize("kind", ["full", "causal", "window", "intervals"])
-def test_other_values_of_one_layout(kind):
-    scalars = {"full": FULL, "causal": CAUSAL, "window": Visibility(causal=True, window=40)}
-    calls = [(draw(200, 300), scalars.get(kind) or rows(2, 200, 300)) for _ in range(3)]
-    got = [triton_attention_with_lse(*tensors, vis, variant="hopper") for tensors, vis in calls]
-    assert len(counted._lanes) == 1
+SCALARS = {"full": FULL, "causal": CAUSAL, "window": Visibility(causal=True, window=40)}
+CASES = [
+    (variant, kind)
+    for variant in ("hopper", "triton", "decode")
+    for kind in ("full", "causal", "window", "intervals", "dense")
+    if kind != "dense" or variant == "triton"
+]
+
+
+@pytest.mark.parametrize(("variant", "kind"), CASES)
+def test_other_values_of_one_layout(variant, kind):
+    needs_hopper(variant)
+    m = 1 if variant == "decode" else 200
+
+    def visibility():
+        if kind == "dense":
+            return Visibility(dense=torch.rand(2, 1, m, 300, device="cuda") > 0.4)
+        return SCALARS.get(kind) or rows(2, m, 300)
+
+    calls = [(draw(m, 300), visibility()) for _ in range(4)]
+    got = [triton_attention_with_lse(*tensors, vis, variant=variant) for tensors, vis in calls]
+    (lane,) = counted._lanes.values()
+    assert lane.variant == variant
+    assert lane.launch.__name__ == "launch"  # bound, and no call of the plain launch
     for (tensors, vis), (out, lse) in zip(calls, got, strict=True):
         counted._lanes.clear()
-        want = triton_attention_with_lse(*tensors, vis, variant="hopper")
+        want = triton_attention_with_lse(*tensors, vis, variant=variant)
         assert torch.equal(out, want[0])
         assert torch.equal(lse, want[1])
         assert out.transpose(1, 2).is_contiguous()
 
 
+@pytest.mark.parametrize("variant", ["hopper", "triton", "decode"])
+def test_a_thread_that_never_called_cuda(variant):
+    """Its memory comes out of the cache, so that the launch is the first that needs a context."""
+    needs_hopper(variant)
+    m = 1 if variant == "decode" else 200
+    tensors, found = draw(m, 300), []
+    want = [triton_attention(*tensors, CAUSAL, variant=variant) for _ in range(3)][-1].clone()
+    torch.cuda.synchronize()
+    thread = threading.Thread(
+        target=lambda: found.append(triton_attention(*tensors, CAUSAL, variant=variant))
+    )
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], want)
+
+
 def test_intervals_for_every_sample_and_for_each():
+    needs_hopper()
     tensors = draw(150, 150)
     for batch in (1, 2, 1, 2):
         visibility = rows(batch, 150, 150)
@@ -56,6 +96,7 @@ def test_intervals_for_every_sample_and_for_each():
 
 
 def test_gradients_through_a_lane():
+    needs_hopper()
     leaves = [tensor.requires_grad_() for tensor in draw(130, 130)]
     runs = [
         torch.autograd.grad(triton_attention(*leaves, CAUSAL, variant="hopper").sum(), leaves[1:])
@@ -66,6 +107,7 @@ def test_gradients_through_a_lane():
 
 
 def test_a_captured_graph():
+    needs_hopper()
     tensors = draw(256, 256)
     for _ in range(2):
         triton_attention(*tensors, CAUSAL, variant="hopper")

@@ -26,7 +26,7 @@ INTERPRETED: bool = knobs.runtime.interpret
 
 _BLOCKS: dict[tuple[object, ...], Block | None] = {}
 _BLOCKS_KEPT = 1024
-_WIDE_FROM = 2**31 // 256  # a tile has at most 128 rows; half the int32 range is kept in reserve
+WIDE_FROM = 2**31 // 256  # a tile has at most 128 rows; half the int32 range is kept in reserve
 
 
 class VisibilityArguments(NamedTuple):
@@ -68,7 +68,7 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 
 def wide(*tensors: Tensor) -> bool:
     """Whether a tile of any of these `[B, H, L, D]` tensors spans more than int32 offsets."""
-    return any(t.stride(2) >= _WIDE_FROM for t in tensors)
+    return any(t.stride(2) >= WIDE_FROM for t in tensors)
 
 
 def describable(*tensors: Tensor) -> bool:
