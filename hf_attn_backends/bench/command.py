@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hf_attn_backends.bench import baselines, pin, results
+from hf_attn_backends.bench.ablations import ablation_names
 from hf_attn_backends.bench.arms import PEERS, SDPA_KERNELS
 from hf_attn_backends.bench.backends import DEFAULT_NAMES
 from hf_attn_backends.bench.measure import Progress, Row, measure
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--eager", action="store_true", help="on a GPU: eager calls too, the host's cost included")
     add("--warm", action="store_true", help="on a GPU: replays with a warm L2 cache too")
     add("--memory", action="store_true", help="on a GPU: peak memory too")
+    add("--ablate", action="append", default=[], metavar="FIELD=0", help="sm_90 forward without it")
     add("--no-verify", action="store_true", help="do not compare with the oracle first")
     add("--seconds", type=float, default=0.6, help="timed work for a shape, phase and mode (0.6)")
     add("--device", help="cuda, cuda:N or cpu; default: the GPU where there is one")
@@ -60,17 +62,15 @@ def run(args: argparse.Namespace) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise BenchmarkError(f"device {device!r} was asked for, and torch sees no CUDA device")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # a file has no edge to wrap at
+    console = Console(width=None if sys.stdout.isatty() else 150)  # a file has no edge to wrap at
     if args.pin:
         baseline, path = pin.pin(device, commit=args.commit, path=args.output, progress=_progress())
         console.print(f"pinned {baseline.device}: {path}")
         return 0
-    on_gpu = device.startswith("cuda")
     phases = PHASES if args.backward or args.peers else PHASES[:1]
-    modes = _modes_gpu(args) if on_gpu else MODES_CPU
-    names = args.names.split(",") if args.names else (PEERS if args.peers else DEFAULT_NAMES)
+    modes = _modes_gpu(args) if device.startswith("cuda") else MODES_CPU
+    chosen = args.names.split(",") if args.names else (PEERS if args.peers else DEFAULT_NAMES)
+    names = [*chosen, *ablation_names(args.ablate)]
     clocks = [results.clocks(device, "start")]
     rows: list[Row] = []
     for workload in _workloads(args, device):
