@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hf_attn_backends.bench import baselines, pin, results
+from hf_attn_backends.bench import baselines, decode_command, pin, results
 from hf_attn_backends.bench.ablations import ablation_names
 from hf_attn_backends.bench.arms import PEERS, SDPA_KERNELS
 from hf_attn_backends.bench.backends import DEFAULT_NAMES
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `hf-attn bench`."""
     add = parser.add_argument
     add("--peers", action="store_true", help="every peer: forward, backward, memory, all modes")
+    add("--decode", action="store_true", help="a decode step instead: one query over BxN keys")
     add("--names", metavar="A,B", help="what to time instead (SDPA kernels, backends, variants)")
     add("--shapes", metavar="BxS,..", help="batch x length; default by device")
     add("--heads", type=int, default=32, help="query heads (32)")
@@ -63,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise BenchmarkError(f"device {device!r} was asked for, and torch sees no CUDA device")
     console = Console(width=None if sys.stdout.isatty() else 150)  # a file has no edge to wrap at
+    if args.decode:
+        return decode_command.run(args, device, console)
     if args.pin:
         baseline, path = pin.pin(device, commit=args.commit, path=args.output, progress=_progress())
         console.print(f"pinned {baseline.device}: {path}")
