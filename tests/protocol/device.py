@@ -83,25 +83,19 @@ class _Opaque:
     """Gluon names that neither move data nor decide anything."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*args: Any, **_options: Any) -> Value:
-            shapes = (a.shape for a in args if isinstance(a, Value) and a.shape)
-            return Value(next(shapes, None))
-
-        return call
+        return lambda *args, **_: Value(next((a.shape for a in args if isinstance(a, Value)), None))
 
 
 class Device:
     """One block on a machine: the names that kernel sources see."""
 
     def __init__(self, seed: int, program: int = 0, programs: int = 1) -> None:
-        self.sim = Simulation(seed)
+        self.sim = sim = Simulation(seed)
         self.contents: dict[tuple[str, Box], Any] = {}
-        self.program, self.programs = program, programs
         self._names = itertools.count()
         self.overrides: dict[str, Any] = {}
         self.edits: dict[str, str] = {}
         self.edited: set[str] = set()
-        sim = self.sim
         gl = _Opaque()
         gl.__dict__.update(
             constexpr=lambda value: value, static_range=range, num_warps=lambda: 4,
@@ -109,7 +103,7 @@ class Device:
             cdiv=lambda a, b: Number(-(-a // b)), minimum=self._least(min),
             maximum=self._least(max), load=self._load, store=lambda *a, **o: None,
             zeros=lambda shape, *a: Value(shape), full=lambda shape, *a: Value(shape),
-            arange=lambda low, high, *a: Value([high - low]),
+            arange=lambda low, high, *a: Value([high - low]), where=self._where,
             broadcast=lambda a, b: (a, b), allocate_shared_memory=self._allocate,
             warp_specialize=self._specialize,
         )  # fmt: skip
@@ -194,6 +188,12 @@ class Device:
             return Number(choose(a, b)) if isinstance(a, int) and isinstance(b, int) else Value()
 
         return call
+
+    @staticmethod
+    def _where(condition: Any, a: Any, b: Any) -> Any:
+        if isinstance(condition, int):  # scalars, on which control flow may depend
+            return a if condition else b
+        return Value(next((v.shape for v in (a, b, condition) if isinstance(v, Value)), None))
 
     @staticmethod
     def _load(pointer: Any, **_options: Any) -> Any:
