@@ -322,7 +322,7 @@ def test_families_without_a_hook_of_their_own_take_the_name(gated):
     for family in ("llama", "bert", "llava", "bart", "qwen3"):
         config = AutoConfig.for_model(family)
         cls = transformers.AutoModel._model_mapping[type(config)]
-        from hf_attn_backends.hf.support import looks_up_interface
+        from hf_attn_backends.hf.interface_lookup import looks_up_interface
 
         assert looks_up_interface(cls), family
 
@@ -352,7 +352,7 @@ def test_what_transformers_would_swap_in_quietly_is_refused(models, gated, monke
     from transformers.modeling_utils import PreTrainedModel
 
     def swap(self, value, *args, **kwargs):
-        return "eager" if value == "sdpa" else value
+        return "eager" if value in (None, "sdpa") else value
 
     monkeypatch.setattr(PreTrainedModel, "_check_and_adjust_attn_implementation", swap)
     with pytest.raises(BackendRefusedError, match="would run 'eager' instead"):

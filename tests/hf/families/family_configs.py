@@ -23,6 +23,8 @@ class Size:
         short: Real tokens of the padded row.
         window: Keys that a sliding layer sees.
         chunk: Keys of one chunk.
+        spread: Standard deviation of the weights: attention is far from uniform, and what one
+            rounding becomes on its way through the model is still small.
     """
 
     head_dim: int
@@ -30,10 +32,11 @@ class Size:
     short: int
     window: int
     chunk: int
+    spread: float
 
 
-CPU = Size(head_dim=16, length=37, short=26, window=7, chunk=10)
-GPU = Size(head_dim=64, length=333, short=210, window=100, chunk=90)
+CPU = Size(head_dim=16, length=37, short=26, window=7, chunk=10, spread=0.25)
+GPU = Size(head_dim=64, length=333, short=210, window=100, chunk=90, spread=0.0625)
 
 
 def small(size: Size, **over: Any) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def small(size: Size, **over: Any) -> dict[str, Any]:
     return {
         "vocab_size": VOCABULARY, "hidden_size": HEADS * size.head_dim, "intermediate_size": 48,
         "num_hidden_layers": 2, "num_attention_heads": HEADS, "num_key_value_heads": HEADS // 2,
-        "head_dim": size.head_dim, "max_position_embeddings": 512, "initializer_range": 0.25,
+        "head_dim": size.head_dim, "max_position_embeddings": 512, "initializer_range": size.spread,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "attention_dropout": 0.0,
         "tie_word_embeddings": False, **over,
     }  # fmt: skip
@@ -96,7 +99,7 @@ def gemma3_vision(size: Size) -> dict[str, Any]:
     return {
         "text_config": {**sliding(size, query_pre_attn_scalar=24), "model_type": "gemma3_text"},
         "vision_config": vision, "mm_tokens_per_image": 9, "image_token_index": IMAGE_TOKEN,
-        "boi_token_index": 58, "eoi_token_index": 59, "initializer_range": 0.25,
+        "boi_token_index": 58, "eoi_token_index": 59, "initializer_range": size.spread,
     }  # fmt: skip
 
 
@@ -111,7 +114,7 @@ def modernbert(size: Size) -> dict[str, Any]:
 def t5gemma(size: Size) -> dict[str, Any]:
     return {
         "encoder": gemma2(size), "decoder": gemma2(size), "dropout_rate": 0.0,
-        "attention_dropout": 0.0, "vocab_size": VOCABULARY, "initializer_range": 0.25,
+        "attention_dropout": 0.0, "vocab_size": VOCABULARY, "initializer_range": size.spread,
         "tie_word_embeddings": False, "pad_token_id": 0,
     }  # fmt: skip
 
@@ -121,7 +124,7 @@ def bart(size: Size) -> dict[str, Any]:
         "vocab_size": VOCABULARY, "d_model": 2 * size.head_dim, "encoder_layers": 1,
         "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
         "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 512,
-        "init_std": 0.25, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0,
+        "init_std": size.spread, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
         "forced_eos_token_id": None,
     }  # fmt: skip

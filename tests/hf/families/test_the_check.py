@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from family_check import measure
-from family_configs import CPU
+from family_configs import CPU, GPU
 from family_table import FAMILIES
 
 from hf_attn_backends.hf import adapter
@@ -36,6 +37,23 @@ def heads(query, key, value, visibility, options):
     return query, key.flip(1), value.flip(1), visibility, options
 
 
+def chunk(query, key, value, visibility, options):
+    if visibility.intervals is None:
+        return query, key, value, visibility, options
+    rows = visibility.intervals.clone()
+    rows[..., 0] = (rows[..., 0] - GPU.window // 4).clamp(min=0)
+    return query, key, value, Visibility(intervals=rows), options
+
+
+def wide(query, key, value, visibility, options):
+    wider = Visibility(causal=True, window=visibility.window + GPU.window // 4)
+    return query, key, value, wider, options
+
+
+def large_sinks(query, key, value, visibility, options):
+    return query, key, value, visibility, {**options, "sinks": options["sinks"] + 2}
+
+
 def sinks(query, key, value, visibility, options):
     return query, key, value, visibility, {**options, "sinks": options["sinks"] * 1.001}
 
@@ -49,11 +67,13 @@ FAULTS = {
     "row": ("modernbert", "padded", row), "heads": ("qwen3", "whole", heads),
     "sinks": ("gpt_oss", "padded", sinks), "softcap": ("gemma2", "whole", softcap),
 }  # fmt: skip
+COARSE = {
+    "window": ("mistral", "whole", wide), "heads": ("qwen3", "whole", heads),
+    "chunk": ("llama4", "whole", chunk), "sinks": ("gpt_oss", "whole", large_sinks),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_seen(covered, monkeypatch, fault):
-    name, case, change = FAULTS[fault]
+def put(monkeypatch, change):
     run_call = adapter.run_call
 
     def faulty(backend, query, key, value, visibility, **options):
@@ -61,10 +81,28 @@ def test_a_fault_is_seen(covered, monkeypatch, fault):
         return run_call(backend, query, key, value, visibility, **options)
 
     monkeypatch.setattr(adapter, "run_call", faulty)
-    found = measure(FAMILIES[name], case, CPU, device=covered)
-    assert found.share > 10
+
+
+def check(found, share):
+    assert found.share > share
     assert len(found.problems) == 1
     assert "of its budget" in found.problems[0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_seen(covered, monkeypatch, fault):
+    name, case, change = FAULTS[fault]
+    put(monkeypatch, change)
+    check(measure(FAMILIES[name], case, CPU, device=covered), share=10)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fault", COARSE)
+def test_a_coarse_fault_is_seen_in_bfloat16(covered_home, monkeypatch, fault):
+    name, case, change = COARSE[fault]
+    covered_home(GPU, "bfloat16", "cuda", monkeypatch)
+    put(monkeypatch, change)
+    check(measure(FAMILIES[name], case, GPU, torch.bfloat16, "cuda"), share=1)
 
 
 @pytest.mark.parametrize("other", ["eager", "sdpa"])
