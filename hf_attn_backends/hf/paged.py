@@ -18,7 +18,6 @@ head dim.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,9 +28,10 @@ from hf_attn_backends.backends.paged import page_reader, run_paged
 from hf_attn_backends.dispatch import run_call
 from hf_attn_backends.errors import CallRefusedError, compose
 from hf_attn_backends.hf import arguments, paged_cache
-from hf_attn_backends.hf.intervals import lengths_of, segment_intervals
+from hf_attn_backends.hf.intervals import lengths_of
 from hf_attn_backends.hf.paged_cache import Pages
 from hf_attn_backends.hf.paged_routing import PREFIX
+from hf_attn_backends.hf.paged_rows import ROWS
 from hf_attn_backends.kernels.visibility import Visibility
 
 MARK = "write_index"
@@ -97,7 +97,7 @@ def attend(
         return _step(backend, query, key, value, pages, lengths_k, window, extras)
     if cache is not None:
         key, value = paged_cache.updated(cache, layer, key, value, rest)
-    rows = _rows.of(layer, lengths_q, lengths_k, query.shape[2], key.shape[2], window)
+    rows = ROWS.of(layer, lengths_q, lengths_k, query.shape[2], key.shape[2], window)
     return _run(backend, query, key, value, Visibility(intervals=rows), extras)
 
 
@@ -170,37 +170,3 @@ def _step(
         rows = torch.stack([start, lengths], dim=-1)[:, None]
         out = _run(backend, query, keys, values, Visibility(intervals=rows), extras)
     return out.permute(2, 1, 0, 3)
-
-
-class _Rows(threading.local):
-    """The intervals of the running forward pass, found once for all layers of a kind.
-
-    Within one pass layers come in ascending order. A call that does not is the next pass, and
-    finds them anew: the lengths lie in buffers that are written to in place, and the pass that a
-    CUDA graph captures must hold the kernels that read them.
-    """
-
-    def __init__(self) -> None:
-        self.layer = -1
-        self.found: list[tuple[tuple[Tensor, Tensor], tuple[Any, ...], Tensor]] = []
-
-    def of(
-        self, layer: int, lengths_q: Tensor, lengths_k: Tensor, q_len: int, k_len: int,
-        window: int | None,
-    ) -> Tensor:  # fmt: skip
-        """Intervals `[1, M, 2]` of causal rows within each sequence."""
-        if torch.compiler.is_compiling():
-            return segment_intervals(lengths_q, lengths_k, 1, q_len, k_len, True, window)
-        if layer <= self.layer:
-            self.found.clear()
-        self.layer = layer
-        shape = (q_len, k_len, window)
-        for lengths, other, rows in self.found:
-            if lengths[0] is lengths_q and lengths[1] is lengths_k and other == shape:
-                return rows
-        rows = segment_intervals(lengths_q, lengths_k, 1, q_len, k_len, True, window)
-        self.found.append(((lengths_q, lengths_k), shape, rows))
-        return rows
-
-
-_rows = _Rows()

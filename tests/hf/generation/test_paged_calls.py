@@ -8,7 +8,7 @@ import torch
 from hf_attn_backends import witness
 from hf_attn_backends.backends import proof
 from hf_attn_backends.errors import CallRefusedError
-from hf_attn_backends.hf import paged
+from hf_attn_backends.hf import paged, paged_rows
 from hf_attn_backends.reference import attention_reference
 
 
@@ -97,9 +97,9 @@ def test_softcap_or_sinks_over_block_tables(pair, feature):
 def test_rows_are_found_once_a_pass_and_anew_in_the_next(pair, monkeypatch):
     """Buffers are written to between passes, and a captured pass has to hold the kernels."""
     made, found = pair("mistral", num_hidden_layers=3), []
-    segment_intervals = paged.segment_intervals
+    segment_intervals = paged_rows.segment_intervals
     monkeypatch.setattr(
-        paged, "segment_intervals", lambda *a: found.append(1) or segment_intervals(*a)
+        paged_rows, "segment_intervals", lambda *a: found.append(1) or segment_intervals(*a)
     )
     bounds = torch.tensor([0, 3, 7], dtype=torch.int32)
     query, key, value = (torch.randn(1, h, 7, 16) for h in (2, 1, 1))
