@@ -149,5 +149,74 @@ def test_the_compiled_kernels_take_what_their_launches_write(tmp_path):
     assert found["forward"] == forward.CODES + scratch
     # The stride between a mask's keys is 1: a constant, and no parameter.
     assert found["forward, dense"] == forward.CODES[:9] + forward.CODES[10:] + scratch
+    assert found["delta"] == "q" * 3 + "i" * 8 + scratch
+    assert found["dkdv"] == "q" * 11 + "i" * 31 + "fff" + scratch
+    assert found["dq"] == "q" * 10 + "i" * 28 + "fff" + scratch
     assert found["decode"] == decode_work.CODES + scratch
     assert found["combine"] == decode_work.COMBINE_CODES + scratch
+
+
+@pytest.fixture
+def launching(monkeypatch):
+    """`launch_kernel` on CPU tensors: what went through Triton, and what a block was given."""
+    from hf_attn_backends.kernels.triton import launch
+
+    seen = SimpleNamespace(triton=[], blocks=[])
+
+    class Kernel:
+        def __getitem__(self, grid):
+            def run(*arguments, **constants):
+                seen.triton.append((grid, arguments, constants))
+                return "compiled"
+
+            return run
+
+    class Kept:
+        def launch(self, stream, programs, splits, values):
+            seen.blocks.append((programs, values))
+
+    def keep(which, compiled, codes):
+        seen.codes = codes
+        launch._BLOCKS[which] = Kept()
+
+    monkeypatch.setattr(launch, "_BLOCKS", {})
+    monkeypatch.setattr(launch, "keep_block", keep)
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "stream_of", lambda tensor: 5)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    seen.run = lambda tensors, strides, numbers, at=-1: launch.launch_kernel(
+        Kernel(), ("name",), 9, launch.Arguments(tensors, strides, numbers, at), lambda: {"BM": 64}
+    )
+    return seen
+
+
+def test_the_first_launch_is_tritons_and_the_next_a_blocks(launching):
+    one, two = torch.zeros(64), torch.zeros(64)
+    launching.run((one,), (64, 0), (3, 0.5))
+    assert launching.triton == [((9,), (one, 64, 0, 3, 0.5), {"BM": 64})]
+    assert launching.codes == "qiiif"
+    launching.run((two,), (128, 16), (4, 1.5))
+    assert len(launching.triton) == 1
+    assert launching.blocks == [(9, (two.data_ptr(), 128, 16, 4, 1.5))]
+
+
+def test_what_triton_would_compile_anew_goes_to_triton(launching):
+    tensor = torch.zeros(64)
+    launching.run((tensor,), (64, 0), (3, 0.5))
+    for pointer, strides in ((tensor[1:], (64, 0)), (tensor, (64, 8)), (tensor, (1, 16)),
+                             (tensor, (2**31, 16))):  # fmt: skip
+        launching.run((pointer,), strides, (3, 0.5))
+    assert len(launching.triton) == 5
+    assert launching.blocks == []
+
+
+def test_a_mask_whose_keys_lie_side_by_side_is_another_kernel(launching):
+    tensor = torch.zeros(64)
+    for between in (0, 1, 0, 1, 2, 2):
+        launching.run((tensor,), (64,), (7, between, 3), 1)
+    assert [arguments[2:] for _, arguments, _ in launching.triton] == [
+        (7, 0, 3), (7, 1, 3), (7, 2, 3), (7, 2, 3),
+    ]  # fmt: skip
+    assert [values[1:] for _, values in launching.blocks] == [(64, 7, 0, 3), (64, 7, 3)]
+    launching.run((tensor,), (64,), (2**31, 0, 3), 1)
+    assert len(launching.triton) == 5

@@ -68,6 +68,26 @@ def test_the_portable_forward(kind, dtype, blocks):
     assert blocks == []
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_portable_backward_without_descriptors(kind, blocks):
+    from hf_attn_backends.kernels.triton import launch
+    from hf_attn_backends.kernels.triton.backward import launch_backward
+    from hf_attn_backends.kernels.triton.forward import launch_forward
+
+    calls = []
+    for _ in range(2):
+        tensors, visibility = draw(2, 8, 2, 77, 133, 64), visibility_of(kind, 2, 77, 133)
+        out, lse = launch_forward(*tensors, visibility, 0.125)
+        given = (torch.randn_like(out), *tensors, out, lse, visibility, 0.125)
+        calls.append((given, launch_backward(*given, descriptors=False)))
+    assert len(blocks) == 4  # the second call's: forward, delta, dkdv, dq
+    for given, grads in calls:
+        launch._BLOCKS.clear()
+        for one, two in zip(grads, launch_backward(*given, descriptors=False), strict=True):
+            assert torch.equal(one, two)
+    assert len(blocks) == 4
+
+
 def test_features_and_their_pointers(blocks):
     from hf_attn_backends.kernels.triton.forward import launch_forward
 
