@@ -76,8 +76,9 @@ def choose(model: Any, value: str | None) -> tuple[str | None, Callable[[str], N
             is asked again, with what the outer one was answered.
 
     Returns:
-        The name to go on with (None stays None: a family without sdpa has another default), and
-        what keeps the decision once transformers has accepted it.
+        The name to go on with, and what keeps the decision once transformers has accepted it. None
+        stays None, for a family may have a default of its own, unless SDPA would leave something
+        out that the model needs: then it is eager.
 
     Raises:
         SelectionError: The refusal, with every reason.
@@ -85,6 +86,10 @@ def choose(model: Any, value: str | None) -> tuple[str | None, Callable[[str], N
     config = model.config
     _own_parts(config, type(model))
     decision = config_watch.decide(value, config)
+    if value is None and (reasons := _against_sdpa(config)):
+        decision = dataclasses.replace(
+            decision, resolved="eager", reasons=(*decision.reasons, *reasons)
+        )
     before = decisions.decision_of(config)
     if before is not None and value == before.resolved == decision.resolved:
         decision = before  # the request is what was asked first
@@ -104,7 +109,17 @@ def choose(model: Any, value: str | None) -> tuple[str | None, Callable[[str], N
             kept = dataclasses.replace(decision, resolved=result, reasons=reasons)
             decisions.remember(model, kept)
 
-    return (None if value is None else decision.resolved), keep
+    stays = value is None and decision.resolved == "sdpa"
+    return (None if stays else decision.resolved), keep
+
+
+def _against_sdpa(config: Any) -> tuple[str, ...]:
+    """Why SDPA, transformers' default, cannot serve a model; transformers 5.17 drops a softcap."""
+    try:
+        config_watch.decide("sdpa", config)
+    except BackendRefusedError as refused:
+        return refused.reasons
+    return ()
 
 
 def _is_base(cls: type) -> bool:

@@ -240,6 +240,21 @@ def test_a_family_without_sdpa_keeps_its_own_default(gated):
     assert "fell back" in decision_of(plain).reasons[-1]
 
 
+def test_the_default_leaves_no_softcap_out(gated):
+    patch(Gemma2PreTrainedModel)
+    model = load(config("gemma2"))
+    assert model.config._attn_implementation == decision_of(model).resolved == "eager"
+    assert "softcap" in " ".join(decision_of(model).reasons)
+    assert decision_of(model).requested is None
+    for name in ("sdpa", "flashmla"):
+        with pytest.raises(BackendRefusedError, match=r"(?s)would work: .*='eager'"):
+            load(config("gemma2"), name)
+    capless = load(config("gemma2", attn_logit_softcapping=None))
+    unpatch(Gemma2PreTrainedModel)
+    plain = load(config("gemma2", attn_logit_softcapping=None))
+    assert capless.config._attn_implementation == plain.config._attn_implementation
+
+
 def test_a_composite_is_asked_about_part_by_part(gated):
     patch(Gemma3PreTrainedModel)
     model = load(image_config(), "triton_fa2", AutoModelForImageTextToText)
