@@ -140,7 +140,7 @@ def _content(
     from family_configs import CPU, GPU
     from family_verdict import FACTORS
 
-    from hf_attn_backends import environment
+    from hf_attn_backends import environment, gate
 
     return {
         "schema_version": 1,
@@ -148,6 +148,8 @@ def _content(
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": environment.versions(),
         "device": environment.device_facts(device),
+        "code": environment.code_state(),
+        "kernel_source_sha256": gate.kernel_source_hash(),
         "dtype": dtype,
         "size": dataclasses.asdict(GPU if device == "cuda" else CPU),
         "factors": FACTORS,
