@@ -11,8 +11,9 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "host_cost.py"
 
 
-@pytest.fixture(scope="module")
-def host_cost():
+@pytest.fixture
+def host_cost(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("host_cost", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
