@@ -62,12 +62,12 @@ class Artifact:
         """Whether calls of this class were proven."""
         return str(call_class) in self.classes
 
-    def head_dims(self, dtype: str | None = None) -> set[int]:
-        """Head dims of the proven classes, of one dtype or of all; empty: not stated."""
+    def head_dims(self, dtype: str | None = None, features: str = "") -> set[int]:
+        """Head dims of the proven classes with these features, of one dtype or of all."""
         return {
             entry["head_dim"]
-            for entry in self.classes.values()
-            if dtype is None or entry["dtype"] == dtype
+            for name, entry in self.classes.items()
+            if dtype in (None, entry["dtype"]) and name.partition("+")[2] == features
         }
 
     def max_ratios(self) -> dict[str, float]:

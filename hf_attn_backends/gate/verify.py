@@ -57,6 +57,7 @@ def extend_command(
     what: CallClass | str | int,
     dtype: str | None = None,
     *,
+    features: str = "",
     device: object = None,
     gate_dir: str | os.PathLike[str] | None = None,
 ) -> str:
@@ -65,11 +66,12 @@ def extend_command(
     Args:
         what: A call class (or its name), or a head dim.
         dtype: With a head dim: `bfloat16`, `float16` or `float32`; None: every default dtype.
+        features: With a head dim: what its calls have besides, such as `softcap`.
         device: Where the calls run; None leaves it to the command's default.
         gate_dir: Folder of the artifact, where it is not the default one.
     """
     where = "" if device is None else f" --device {device_kind(device).partition('-')[0]}"
-    kind = features = ""
+    kind = ""
     if not isinstance(what, int):
         call_class = gate.parse_class(what) if isinstance(what, str) else what
         what, dtype, kind, features = (

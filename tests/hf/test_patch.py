@@ -10,6 +10,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.bloom.modeling_bloom import BloomPreTrainedModel
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3PreTrainedModel
 from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssPreTrainedModel
@@ -253,6 +254,33 @@ def test_the_default_leaves_no_softcap_out(gated):
     unpatch(Gemma2PreTrainedModel)
     plain = load(config("gemma2", attn_logit_softcapping=None))
     assert capless.config._attn_implementation == plain.config._attn_implementation
+
+
+@pytest.mark.parametrize(
+    ("family", "feature", "over"),
+    [
+        ("gemma2", "softcap", {}),
+        ("deepseek_v3", "value_dim", {
+            "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None,
+            "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 32,
+            "n_routed_experts": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        }),
+    ],
+)  # fmt: skip
+def test_a_feature_that_the_gate_has_not_measured(home, gated, monkeypatch, family, feature, over):
+    from hf_attn_backends import gate
+
+    cls = {"gemma2": Gemma2PreTrainedModel, "deepseek_v3": DeepseekV3PreTrainedModel}[family]
+    patch(cls)
+    load(config(family, **over), "triton_fa2")  # the folder's artifact covers it
+    monkeypatch.setenv("HF_ATTN_HOME", str(home))
+    plain = {"dtype": "float32", "head_dim": 16, "visibility": ["full", "causal"]}
+    gate.write_equivalence_gate(tolerances={}, shapes_covered=[plain])
+    try:
+        with pytest.raises(AttentionBackendError, match=f"--head-dim 16 --feature {feature}"):
+            load(config(family, **over), "triton_fa2")
+    finally:
+        unpatch(cls)
 
 
 def test_a_composite_is_asked_about_part_by_part(gated):
