@@ -12,8 +12,8 @@ import pytest
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 # Clocks of spilled registers over clocks of the matrix products (aot_compile.spill_share): what the
 # spills would cost if all of them stood in the loop and nothing hid them. The dkdv kernel of sm_90
-# was measured fastest with a tile that has 0.10 (tiles.py); with a tile twice as large it has 0.6 or
-# 1.2. Features hold more registers in the loop: the same kernel has 0.39 with all of them.
+# was measured fastest with a tile that has 0.10 (tiles.py); with a tile twice as large it has 0.6
+# or 1.2. Features hold more registers in the loop: the same kernel has 0.39 with all of them.
 MOST = 1 / 8
 MOST_WITH_FEATURES = 1 / 2
 
