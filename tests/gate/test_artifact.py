@@ -25,7 +25,7 @@ def test_written_and_read_back(written, tmp_path):
     assert not artifact.covers("bfloat16/d64/causal+softcap")
     assert not artifact.covers(CallClass("float16", 64, "causal"))
     assert artifact.head_dims() == artifact.head_dims("bfloat16") == {64}
-    assert artifact.head_dims("float32") == set()
+    assert artifact.head_dims("float32") == artifact.head_dims(features="softcap") == set()
     assert artifact.kernel_source_sha256 == gate.kernel_source_hash()
     assert artifact.environment == environment.fingerprint("cpu")
     assert artifact.tolerances == {"rule": "2x"}
@@ -152,6 +152,7 @@ def test_commands():
         == "hf-attn gate --device cuda --head-dim 80 --dtype float16 --visibility dense"
     )
     assert gate.extend_command("float16/d80/full").endswith("--visibility full")
+    assert gate.extend_command(64, features="softcap").endswith("--head-dim 64 --feature softcap")
     assert gate.gate_command("cuda:1", "/g") == "hf-attn gate --device cuda --gate-dir /g"
 
 
