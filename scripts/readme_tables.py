@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from readme_bench import line, memory, modes, peers, rule
+from readme_families import families
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
@@ -121,6 +122,7 @@ def training() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "matrix": matrix,
+    "families": families,
     "baseline": baseline,
     "peers": lambda: peers(_read(PEERS)),
     "modes": lambda: modes(_read(PEERS)),
