@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 OURS = "triton_fa2"
+NARROWEST = 16
 STAND_INS = ("datasets",)  # imported by test modules of pipelines, which are not run
 
 
@@ -53,6 +54,45 @@ def load_instead_of_flash(replacement: str) -> None:
     for name in ("from_pretrained", "_from_config"):
         setattr(base, name, classmethod(wrapped(base.__dict__[name].__func__)))
     base.set_attn_implementation = wrapped(base.set_attn_implementation)
+
+
+def widen(test_class: Any) -> None:
+    """Give tiny models of a test class heads of at least 16, the least that Triton multiplies.
+
+    By the method that transformers' own tests of flash and flex attention widen them with, and in
+    both roles; models that are wide enough stay as they are.
+    """
+    set_up = test_class.setUp
+
+    @functools.wraps(set_up)
+    def widened(test: Any) -> None:
+        set_up(test)
+        prepare = getattr(
+            getattr(test, "model_tester", None), "prepare_config_and_inputs_for_common", None
+        )
+        if prepare is None:
+            return
+
+        def prepared() -> tuple[Any, Any]:
+            config, inputs = prepare()
+            return (
+                test._prepare_config_headdim(config, NARROWEST) if _narrow(config) else config,
+                inputs,
+            )
+
+        test.model_tester.prepare_config_and_inputs_for_common = prepared
+
+    test_class.setUp = widened
+
+
+def _narrow(config: Any) -> bool:
+    """Whether a configuration or one inside it has heads of fewer than `NARROWEST`."""
+    heads = getattr(config, "num_attention_heads", None)
+    width = getattr(config, "head_dim", None)
+    if width is None and isinstance(heads, int):
+        width = (getattr(config, "hidden_size", None) or NARROWEST * heads) // heads
+    inner = (getattr(config, name, None) for name in getattr(config, "sub_configs", ()))
+    return (width or NARROWEST) < NARROWEST or any(_narrow(one) for one in inner)
 
 
 def stand_in(name: str) -> None:

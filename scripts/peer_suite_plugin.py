@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
     items[:] = kept
+    for test_class in {item.cls for item in kept}:  # type: ignore[attr-defined]
+        places.widen(test_class)
     if os.environ[ROLE_VARIABLE] == "ours":
         places.open_to_ours(importlib.import_module("transformers.modeling_utils").PreTrainedModel)
     _write({"collected": [item.nodeid for item in items]})

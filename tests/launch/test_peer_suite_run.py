@@ -49,6 +49,21 @@ CHECKOUT = """
         def test_not_exercised(self):
             run(attn_implementation="eager")
 
+        def setUp(self):
+            self.model_tester = self
+
+        def prepare_config_and_inputs_for_common(self):
+            return LlamaConfig(hidden_size=32, num_attention_heads=4), None
+
+        def _prepare_config_headdim(self, config, width):
+            config.head_dim = width
+            return config
+
+        def test_passed_widened(self):
+            config, _ = self.model_tester.prepare_config_and_inputs_for_common()
+            self.assertEqual(config.head_dim, 16)
+            run()
+
         def test_fails_alone(self):
             self.fail("whatever runs")
 
@@ -106,7 +121,7 @@ def test_every_verdict_from_a_checkout(root, checkout, tmp_path):
     found = json.loads(result.read_text())
     assert found["tests"] == "transformers 9.8.7"
     assert found["families"]["tiny"] == {
-        "passed": 2, "failed": 1, "stopped": 1, "refused": 1, "not exercised": 1,
+        "passed": 3, "failed": 1, "stopped": 1, "refused": 1, "not exercised": 1,
         "fails alone": 2, "skipped": 1, "not run": 1,
     }, done.stdout  # fmt: skip
     assert set(found["families"]["empty"].values()) == {0}
@@ -120,4 +135,4 @@ def test_every_verdict_from_a_checkout(root, checkout, tmp_path):
     assert "does not cover CLASS" in refused["reason"]
     assert refused["tests"] == 1
     assert found["reasons"]["skipped"][0]["reason"].endswith("datasets is not installed")
-    assert found["launches"] >= 3
+    assert found["launches"] >= 4
