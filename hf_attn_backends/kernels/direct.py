@@ -26,6 +26,7 @@ _dispatch_modes = _C._len_torch_dispatch_stack
 _function_modes = _C._len_torch_function_stack
 _transforms = _C._are_functorch_transforms_active
 _traced = _C._is_tracing
+_batched = _C._functorch.is_legacy_batchedtensor
 
 
 def possible(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -40,6 +41,8 @@ def possible(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and not profiler._is_profiler_enabled  # it shows operators by name
         # negated lazily: memory is not values
         and not (query.is_neg() or key.is_neg() or value.is_neg())
+        # batched by `is_grads_batched`: no memory at all
+        and not (_batched(query) or _batched(key) or _batched(value))
     )
 
 
@@ -81,7 +84,9 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         if intervals is not None or dense is not None:
             visibility = Visibility(intervals=intervals, dense=dense)
         options = options._replace(visibility=visibility, sinks=sinks, seed=seed)
-    run = counted.backward if possible(grad_out, query, key) else through_operator
+    # Compiled autograd traces this, too.
+    direct = not torch.compiler.is_compiling() and possible(grad_out, query, key)
+    run = counted.backward if direct else through_operator
     grads = run(
         grad_out, query, key, value, out, lse, options, wants_q, wants_k or wants_v
     )  # fmt: skip

@@ -103,6 +103,24 @@ def test_a_second_derivative_is_refused(leaves):
         first[0].sum().backward()
 
 
+def test_batched_gradients(leaves):
+    out = triton_attention(*leaves, CAUSAL)
+    weights = torch.randn(3, *out.shape, device=out.device)
+    got = torch.autograd.grad(out, leaves, weights, is_grads_batched=True, retain_graph=True)
+    want = [torch.autograd.grad(out, leaves, weight, retain_graph=True) for weight in weights]
+    for one, others in zip(got, zip(*want, strict=True), strict=True):
+        assert torch.equal(one, torch.stack(others))
+
+
+def test_compiled_autograd(leaves):
+    want = grads(leaves)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        triton_attention(*leaves, CAUSAL).square().sum().backward()
+    for leaf, other in zip(leaves, want, strict=True):
+        assert torch.equal(leaf.grad, other)
+    torch._dynamo.reset()
+
+
 def test_a_mask_that_is_written_to_before_the_backward_pass_is_noticed(leaves):
     rows = torch.tensor([[[0, n + 1] for n in range(9)]], dtype=torch.int32).to(leaves[0].device)
     want = grads_of(leaves, Visibility(intervals=rows))
