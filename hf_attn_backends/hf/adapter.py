@@ -66,7 +66,7 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
             is_causal: Over the module's own.
             position_ids: `[1 or B, M]`; tell packed samples apart where there is no mask.
             cu_seq_lens_q, cu_seq_lens_k: Likewise, as cumulative lengths.
-            use_cache: Whether the model keeps a cache.
+            use_cache: Whether the model keeps a cache; None where the family does not say.
             rest: Anything else; see `arguments`.
 
         Returns:
@@ -112,12 +112,21 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
             softcap=softcap,
             sinks=s_aux,
             dropout_p=dropout,
-            has_cache=k_length != q_length or bool(use_cache),
+            has_cache=k_length != q_length or _keeps_a_cache(use_cache),
         )
         return out.transpose(1, 2).contiguous(), None
 
     attention.__name__ = attention.__qualname__ = f"{backend}_attention"
     return attention
+
+
+def _keeps_a_cache(use_cache: bool | None) -> bool:
+    """Whether a call as long as its keys may be a prompt's; not every family passes `use_cache`.
+
+    Where it does not, only a call that wants no gradients can be: right either way, for a backend
+    that decodes serves it like any other.
+    """
+    return not torch.is_grad_enabled() if use_cache is None else use_cache
 
 
 def _visibility(

@@ -25,6 +25,7 @@ FAMILIES = {
     "mistral_window": {"sliding_window": 7},
     "llama": {},
     "qwen3": {},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "num_key_value_heads": 2},
     "gemma3_text": {
         "sliding_window": 7,
         "num_hidden_layers": 2,
@@ -63,6 +64,7 @@ class Pair:
 
     def __init__(self, family, attn="triton_fa2", device="cpu", dtype=torch.float32, **over):
         config = config_of(family, **over)
+        self.attn = attn
         self.layers = config.num_hidden_layers
         self.device = device
         self.eager = build(config, "eager", dtype=dtype, device=device)
@@ -107,7 +109,7 @@ class Pair:
         """The launches of the last run by variant; all of them ours, and forward."""
         found: Counter = Counter()
         for launch, count in self.launches.items():
-            assert (launch.backend, launch.phase) == ("triton_fa2", "forward"), launch
+            assert (launch.backend, launch.phase) == (self.attn, "forward"), launch
             found[launch.variant] += count
         return dict(found)
 

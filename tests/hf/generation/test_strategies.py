@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hf_attn_backends.errors import CallRefusedError
 from tests.hf.generation.conftest import Pair, build, config_of
 
 STEPS = 64
@@ -88,6 +89,7 @@ def test_without_a_cache(pair):
 @pytest.mark.parametrize("family", ["mistral", "llama"])
 def test_after_the_implementation_was_set(pair, family):
     made = Pair(family, attn="eager")
+    made.attn = "triton_fa2"
     made.tried.set_attn_implementation("triton_fa2")
     made.run(made.prompt(9), steps=16)
     made.assert_made_by(triton=1, decode=15)
@@ -97,6 +99,17 @@ def test_after_the_implementation_was_set(pair, family):
     made.tried.set_attn_implementation("triton_fa2")
     made.run(made.prompt(9), steps=4)
     made.assert_made_by(triton=1, decode=3)
+
+
+@pytest.mark.parametrize("family", ["mistral", "opt"])
+def test_a_whole_generation_by_the_decoding_backend(pair, family):
+    """It serves calls with a cache alone; the prompt's call shows none where a family is silent."""
+    made = pair(family, attn="triton_decode")
+    made.run(made.prompt(9, 4), steps=8)
+    made.assert_made_by(triton=1, decode=7)
+    ids = made.prompt(9)["input_ids"]
+    with pytest.raises(CallRefusedError, match="KV cache only"):
+        made.tried(input_ids=ids, use_cache=False)  # with gradients: a training step
 
 
 def test_a_context_takes_the_steps_over(pair):
