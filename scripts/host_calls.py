@@ -89,11 +89,11 @@ def stand_in_calls(attend: Callable[..., Any], module: torch.nn.Module) -> dict[
 
 def training_calls(attend: Callable[..., Any], module: torch.nn.Module) -> dict[str, Call]:
     """Forward passes with gradients wanted, and backward passes."""
-    leaves = [draw(32, LENGTH, True), draw(8, LENGTH, True), draw(8, LENGTH, True)]
+    q, k, v = leaves = draw(32, LENGTH, True), draw(8, LENGTH, True), draw(8, LENGTH, True)
     forwards: dict[str, Callable[[], Tensor]] = {
-        "auto": lambda: attend(module, *leaves, None, scaling=SCALE)[0],
-        "triton": lambda: triton_attention(*leaves, CAUSAL, variant="triton"),
-        "sdpa": lambda: scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True),
+        "auto": lambda: attend(module, q, k, v, None, scaling=SCALE)[0],
+        "triton": lambda: triton_attention(q, k, v, CAUSAL, variant="triton"),
+        "sdpa": lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
     }
     calls: dict[str, Call] = {}
     for name, forward in forwards.items():

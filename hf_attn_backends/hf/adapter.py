@@ -85,7 +85,7 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
         key_batch, _, k_length, _ = key.shape
         if batch != key_batch and batch == 1:  # learned queries
             query, batch = query.expand(key_batch, -1, -1, -1), key_batch
-        if over_pages:
+        if over_pages and cu_seq_lens_q is not None:
             extras = paged.Extras(scaling, softcap, s_aux, dropout)
             out = paged.attend(
                 backend, module, query, key, value, sliding_window, cu_seq_lens_q, cu_seq_lens_k,

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -182,7 +183,7 @@ class BoundKernel:
 
     __slots__ = ("compiled", "function", "maps", "shared", "sizes", "threads")
 
-    def __init__(self, compiled: object, function: int, metadata: object, ptx: str) -> None:
+    def __init__(self, compiled: object, function: int, metadata: Any, ptx: str) -> None:
         self.compiled = compiled
         self.function = function
         self.shared: int = metadata.shared
@@ -191,7 +192,7 @@ class BoundKernel:
         self.sizes = parameter_sizes(ptx)
 
     @classmethod
-    def of(cls, kernel: object, scalars: int) -> BoundKernel | None:
+    def of(cls, kernel: Any, scalars: int) -> BoundKernel | None:
         """Bind a loaded `CompiledKernel`, or None where its calling convention is not known.
 
         Args:

@@ -70,7 +70,7 @@ class Lane(NamedTuple):
 
 
 _LANES_KEPT = 1024
-_lanes: dict[tuple[object, ...], Lane] = {}
+_lanes: dict[tuple[object, ...], Lane | None] = {}  # None: seen once
 
 
 def _lane_key(
@@ -110,8 +110,14 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
             return result
         chosen = resolve_variant("forward", asked, query, key, value, visibility, scale)
         result = chosen.launch(query, key, value, visibility, scale)
-        if which is not None:
-            _keep_lane(which, chosen, query, key, value, visibility, scale)
+        if which in _lanes:
+            _lanes[which] = _lane(chosen, query, key, value, visibility, scale)
+        elif which is not None:
+            # Only a layout that comes again is worth binding: a cache that grows makes a new one
+            # with every step, which the first layer meets alone.
+            if len(_lanes) >= _LANES_KEPT:
+                _lanes.clear()
+            _lanes[which] = None
     else:
         chosen = resolve_variant(
             "forward", asked, query, key, value, visibility, scale,
@@ -123,19 +129,17 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
     return result
 
 
-def _keep_lane(
-    which: tuple[object, ...], chosen: Resolved, query: Tensor, key: Tensor, value: Tensor,
-    visibility: Visibility, scale: float,
-) -> None:  # fmt: skip
-    """Keep a lane for the layout of a call that was launched."""
+def _lane(
+    chosen: Resolved, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility,
+    scale: float,
+) -> Lane:  # fmt: skip
+    """A lane for the layout of a call that was launched."""
     bound = chosen.bind and chosen.bind(query, key, value, visibility, scale)
 
     def unbound(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Any:
         return chosen.launch(query, key, value, visibility, scale)
 
-    if len(_lanes) >= _LANES_KEPT:
-        _lanes.clear()
-    _lanes[which] = Lane(bound or unbound, chosen.name, chosen.call_class)
+    return Lane(bound or unbound, chosen.name, chosen.call_class)
 
 
 def backward(

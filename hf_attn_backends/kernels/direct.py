@@ -115,4 +115,5 @@ def through_operator(
 _refusing_gradients = once_differentiable(_gradients)
 
 # `Function.apply` looks for transforms and their dead wrappers first, 2 us; `possible` did.
-attend: Any = super(torch.autograd.Function, DirectAttention).apply
+_base: Any = super(torch.autograd.Function, DirectAttention)
+attend: Any = _base.apply

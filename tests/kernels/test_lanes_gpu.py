@@ -86,7 +86,7 @@ def test_a_thread_that_never_called_cuda(variant):
 def test_intervals_for_every_sample_and_for_each():
     needs_hopper()
     tensors = draw(150, 150)
-    for batch in (1, 2, 1, 2):
+    for batch in (1, 2) * 4:
         visibility = rows(batch, 150, 150)
         out = triton_attention(*tensors, visibility, variant="hopper")
         counted._lanes, kept = {}, counted._lanes
@@ -100,16 +100,16 @@ def test_gradients_through_a_lane():
     leaves = [tensor.requires_grad_() for tensor in draw(130, 130)]
     runs = [
         torch.autograd.grad(triton_attention(*leaves, CAUSAL, variant="hopper").sum(), leaves[1:])
-        for _ in range(2)
+        for _ in range(4)
     ]
-    for one, two in zip(*runs, strict=True):
+    for one, two in zip(runs[0], runs[-1], strict=True):
         assert torch.equal(one, two)  # dK and dV are deterministic
 
 
 def test_a_captured_graph():
     needs_hopper()
     tensors = draw(256, 256)
-    for _ in range(2):
+    for _ in range(3):
         triton_attention(*tensors, CAUSAL, variant="hopper")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -9,7 +9,7 @@ lengths, tables or intervals change under it.
 """
 
 # A launch unpacks strides into positional arguments, which pyright cannot count.
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Launch the portable forward kernel."""
 
 # A launch unpacks strides into positional arguments, which pyright cannot count.
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 from __future__ import annotations
 
 from collections.abc import Callable
