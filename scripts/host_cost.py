@@ -25,7 +25,7 @@ from host_calls import CACHE, LENGTH, Call, forward_calls, stand_in_calls, train
 
 from hf_attn_backends import environment
 from hf_attn_backends.backends import triton_fa2
-from hf_attn_backends.bench.results import now
+from hf_attn_backends.bench.results import command_line, now
 from hf_attn_backends.hf.adapter import attention_function
 
 CALLS, ROUNDS = 100, 9
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
         finally:
             triton_fa2._attend = operator
     content = {
-        "command": " ".join(["scripts/host_cost.py", *argv]),
+        "command": command_line("scripts/host_cost.py", argv),
         "date": now(),
         "device": environment.device_facts("cuda"),
         "versions": environment.versions(),

@@ -46,7 +46,7 @@ def host(content: dict[str, Any] | None) -> str:
     """Host microseconds of a call, and the host."""
     if content is None:
         return "not run (`scripts/host_cost.py --json FILE` on an idle host with a GPU makes it)"
-    lines = [line(["host, us a call", ""]), rule(2)]
+    lines = [line(["host, us a call", "us"]), rule(2)]
     lines += [line([name, f"{us:.1f}"]) for name, us in content["microseconds"].items()]
     found, versions = content["host"], content["versions"]
     lines += [

@@ -19,11 +19,14 @@ from typing import Any
 
 from readme_bench import line, memory, modes, peers, rule
 from readme_families import families
+from readme_decode import decode, host
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
 PEERS = RESULTS / "h200-peers.json"
 FINETUNE = RESULTS / "h200-finetune-40.json"
+DECODE = RESULTS / "h200-decode.json"
+HOST = RESULTS / "h200-host.json"
 TRAINING = "h200-training-*.json"  # one a backend, run side by side on two GPUs
 
 
@@ -127,6 +130,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "peers": lambda: peers(_read(PEERS)),
     "modes": lambda: modes(_read(PEERS)),
     "memory": lambda: memory(_read(PEERS)),
+    "decode": lambda: decode(_read(DECODE)),
+    "host": lambda: host(_read(HOST)),
     "finetune": finetune,
     "training": training,
 }
