@@ -80,13 +80,17 @@ class Pair:
         made = {"input_ids": torch.where(mask.bool(), ids, 0), "attention_mask": mask}
         return {name: value.to(self.device) for name, value in made.items()}
 
-    def run(self, prompt, steps=STEPS, compiled=False, **options):
-        """Tokens of the model under test; they must be eager's, and no draw of eager's a tie."""
+    def run(self, prompt, steps=STEPS, compiled=False, against=None, **options):
+        """Tokens of the model under test; they must be eager's, and no draw of eager's a tie.
+
+        Eager gets the same options, or those that `against` says.
+        """
         common = {
             "max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "num_beams": 1,
             "return_dict_in_generate": True, "output_logits": True,
         }  # fmt: skip
-        want = self.generate(self.eager, prompt, {**common, "disable_compile": True, **options})
+        same = options if against is None else against
+        want = self.generate(self.eager, prompt, {**common, "disable_compile": True, **same})
         before = witness.snapshot()
         got = self.generate(
             self.tried, prompt, {**common, "disable_compile": not compiled, **options}
