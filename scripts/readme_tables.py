@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from readme_bench import line, memory, modes, peers, rule
-from readme_families import families
 from readme_decode import decode, host
+from readme_families import families
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
