@@ -18,7 +18,8 @@ class Launch(NamedTuple):
 
     Attributes:
         backend: The backend's public name, such as `triton_fa2`.
-        variant: Which of its kernels ran: `triton`, `hopper`, or `torch` for PyTorch's own.
+        variant: Which of its kernels ran: `triton`, `hopper`, `decode`, `paged`, or `torch` for
+            PyTorch's own.
         phase: `forward` or `backward`.
         call_class: `str(CallClass)`, such as `bfloat16/d128/causal`.
     """
