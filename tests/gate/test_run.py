@@ -14,6 +14,7 @@ from hf_attn_backends.call import CallClass
 from hf_attn_backends.errors import GateFailedError, GateMissingError
 from hf_attn_backends.gate import run, workers
 from hf_attn_backends.gate.results import ClassResult, GateResult
+from hf_attn_backends.reference import visible_keys
 
 
 def test_default_grids_have_what_the_project_promises():
@@ -135,6 +136,23 @@ def test_an_attend_of_ones_own_is_never_written(tmp_path, right_attend):
     assert result.passed
     assert result.path is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["dk", "dv"])
+def test_a_gradient_of_a_key_that_nobody_sees_fails_however_small(name, right_attend):
+    """Far below any budget, and still a sign that a hidden key took part."""
+
+    def leaking(inputs):
+        found = right_attend(inputs)
+        shape = (*inputs.query.shape[:3], inputs.key.shape[2])
+        seen = visible_keys(*shape, inputs.query.device, visibility=inputs.visibility)
+        hidden = ~seen.any(2).any(1)[:, None, :, None]  # hidden from every head
+        return found._replace(**{name: getattr(found, name) + 1e-20 * hidden})
+
+    assert gate.run_gate("cpu", classes=["float32/d16/dense"], attend=right_attend).passed
+    result = gate.run_gate("cpu", classes=["float32/d16/dense"], attend=leaking)
+    (found,) = result.classes.values()
+    assert {(one.tensor, one.check) for one in found.failures} == {(name, "hidden keys")}
 
 
 def test_the_real_thing_through_a_worker(tmp_path, monkeypatch):

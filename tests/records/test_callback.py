@@ -216,6 +216,22 @@ def test_a_switch_of_pytorchs_own_in_the_middle_is_seen_in_the_live_modules(
     assert "model.layers.0.self_attn was switched from sdpa to eager by step 2" in reason
 
 
+def test_a_switch_and_back_is_not_forgotten_by_the_end(make_model, make_trainer, events) -> None:
+    """Each step looks at the live modules: at the end they are all right again."""
+
+    class ThereAndBack(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            names = {1: "eager", 2: "sdpa"}
+            if state.global_step in names:
+                model.config._attn_implementation_internal = names[state.global_step]
+
+    callback = AttentionBackendCallback()
+    make_trainer(make_model("sdpa"), [callback, ThereAndBack()], max_steps=3).train()
+    assert events()[-1] == ("end", "mismatch")
+    reason = callback.record.attention_executed["reason"]
+    assert "was switched from sdpa to eager by step 2" in reason
+
+
 def test_another_profiler_makes_the_run_not_observed(make_model, make_trainer, events) -> None:
     callback = AttentionBackendCallback()
     trainer = make_trainer(make_model("sdpa"), [callback])

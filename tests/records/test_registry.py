@@ -75,6 +75,20 @@ def test_a_broken_middle_line_raises_and_verify_says_which(make_record) -> None:
     assert len(problems) == 2  # the line, and the link over it
 
 
+def test_verify_finds_a_whole_row_that_says_too_little(make_record) -> None:
+    """Sealed and linked, so that the chain is sound; another program wrote it."""
+    row = make_record().as_row()
+    journal.append(registry.registry_path(), row)
+    assert registry.verify()[1] == []
+    journal.append(registry.registry_path(), row | {"attention_backend": " ", "model": None})
+    assert registry.verify() == (
+        2, ["row 2: attention_backend is empty", "row 2: model is missing"], [],
+    )  # fmt: skip
+    del row["gate"]
+    journal.append(registry.registry_path(), row)
+    assert "missing 1 required keyword-only argument: 'gate'" in registry.verify()[1][-1]
+
+
 def test_a_future_schema_is_refused_and_a_newer_key_is_kept(make_record) -> None:
     registry.append({**make_record().as_row(), "novelty": [1]})
     (record,), _ = registry.read()
