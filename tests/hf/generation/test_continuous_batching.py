@@ -104,6 +104,19 @@ def test_64_tokens(pair, family):
     assert _served(made.tried, prompts, new=64)[0] == _alone(made, prompts, new=64)
 
 
+@pytest.mark.slow
+def test_compiled(pair):
+    """Lengths are padded to fixed sizes, and sequences of no tokens fill the batch up."""
+    from transformers import CompileConfig
+
+    made = pair("mistral_window")
+    prompts = _prompts()
+    compiled = CompileConfig(backend="aot_eager", mode=None, fullgraph=False, dynamic=True)
+    tokens, launches = _served(made.tried, prompts, new=4, varlen_compile_config=compiled)
+    assert tokens == _alone(made, prompts, new=4)
+    assert set(launches) == {"triton_fa2/triton"}
+
+
 def test_prompts_longer_than_a_batch_and_a_prefix_that_is_shared(pair):
     """Prompts go in pieces behind what is cached, and blocks of a common prefix are reused."""
     made = pair("mistral")
