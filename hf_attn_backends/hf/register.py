@@ -17,8 +17,8 @@ import wrapt
 
 from hf_attn_backends.errors import RegistrationError, compose
 from hf_attn_backends.hf import paged_routing
+from hf_attn_backends.hf.names import NAMES
 
-NAMES = ("triton_fa2", "triton_decode", "auto")
 _REGISTERED = (*NAMES, *(paged_routing.PREFIX + name for name in NAMES))
 
 _OURS = "__hf_attn_backends__"

@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_attn_backends.errors import AttentionBackendError, BackendRefusedError, compose
 from hf_attn_backends.hf import decisions, gated_loading, hooks, interface_lookup
-from hf_attn_backends.hf.register import NAMES
+from hf_attn_backends.hf.names import NAMES
 
 _MISSING = object()
 
