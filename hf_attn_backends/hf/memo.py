@@ -27,13 +27,16 @@ class TensorMemo:
 
     def of(self, tensor: Tensor) -> dict[Hashable, Any]:
         """The results kept for a tensor; empty when it is new or was written to since."""
-        if tensor.is_inference() or (tensor.is_cuda and is_current_stream_capturing()):
-            return {}
         key = id(tensor)
         entry = self._entries.get(key)
+        known = entry is not None and entry[0]() is tensor  # then it is no inference tensor
+        if (not known and tensor.is_inference()) or (
+            tensor.is_cuda and is_current_stream_capturing()
+        ):
+            return {}
         version = tensor._version
-        if entry is not None and entry[0]() is tensor and entry[1] == version:
-            return entry[2]
+        if known and entry[1] == version:  # pyright: ignore[reportOptionalSubscript]
+            return entry[2]  # pyright: ignore[reportOptionalSubscript]
 
         def forget(dead: weakref.ref) -> None:
             found = self._entries.get(key)
