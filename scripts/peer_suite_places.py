@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import sys
@@ -75,14 +76,26 @@ def widen(test_class: Any) -> None:
 
         def prepared() -> tuple[Any, Any]:
             config, inputs = prepare()
-            return (
-                test._prepare_config_headdim(config, NARROWEST) if _narrow(config) else config,
-                inputs,
-            )
+            if _narrow(config):
+                config = _widened(config, test._prepare_config_headdim)
+            return config, inputs
 
         test.model_tester.prepare_config_and_inputs_for_common = prepared
 
     test_class.setUp = widened
+
+
+def _widened(config: Any, widen_all: Callable[[Any, int], Any]) -> Any:
+    """A copy with wider heads; an encoder beside a decoder keeps the widths that both share."""
+    names = getattr(config, "sub_configs", ())
+    if not names or not getattr(config, "is_encoder_decoder", False):
+        return widen_all(config, NARROWEST)
+    config = copy.deepcopy(config)
+    for name in names:
+        inner: Any = getattr(config, name, None)
+        if getattr(inner, "head_dim", None):
+            inner.head_dim = max(NARROWEST, inner.head_dim)
+    return config
 
 
 def _narrow(config: Any) -> bool:
