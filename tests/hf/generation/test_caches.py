@@ -7,7 +7,10 @@ import pytest
 import torch
 
 STEPS = 64
-FAMILIES = ["mistral", "mistral_window", "llama", "qwen3", "gemma3_text"]
+FAMILIES = [
+    "mistral", "mistral_window", "gemma3_text",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen3")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -26,7 +29,7 @@ STATIC = {
 }
 
 
-@pytest.mark.parametrize("lengths", [(9,), (9, 4)])
+@pytest.mark.parametrize("lengths", [pytest.param((9,), marks=pytest.mark.slow), (9, 4)])
 @pytest.mark.parametrize("family", list(STATIC))
 def test_static(pair, family, lengths):
     """The first chunk meets a buffer longer than itself, whose empty tail must not be seen."""

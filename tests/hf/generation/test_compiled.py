@@ -44,7 +44,8 @@ def test_static_cache(pair, compile_here, family, lengths):
     # masks are made ahead of the model, as intervals, and come to the graph as they are
     assert made.variants()["decode"] >= (STEPS - 1) * made.layers
     assert not any("dense" in launch.call_class for launch in made.launches)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    # a sliding buffer that fills, is full, and rolls makes transformers' code three graphs
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3
     assert not torch._dynamo.utils.counters["graph_break"]
 
 

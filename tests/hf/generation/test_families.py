@@ -42,7 +42,7 @@ WAYS = {
     "in chunks": {"prefill_chunk_size": 8},
     "candidates": {"prompt_lookup_num_tokens": 3, "output_logits": False},
 }
-QUICK = ("llama4_text", "gpt_oss", "gemma2")
+QUICK = ("llama4_text", "gemma2")
 
 
 @pytest.mark.parametrize(

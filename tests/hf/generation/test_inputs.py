@@ -63,7 +63,14 @@ BART = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static"}, {"num_beams": 3}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cache_implementation": "static"},
+        pytest.param({"num_beams": 3}, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("attn", ["triton_fa2", "triton_decode"])
 def test_an_encoder_s_states(gated, attn, options):
     """The keys of cross attention are cached at the first step, and padded in the encoder."""

@@ -11,7 +11,9 @@ from tests.hf.generation.conftest import Pair, build, config_of
 STEPS = 64
 
 
-@pytest.mark.parametrize("family", ["mistral", "mistral_window", "gemma3_text"])
+@pytest.mark.parametrize(
+    "family", ["mistral", "mistral_window", pytest.param("gemma3_text", marks=pytest.mark.slow)]
+)
 def test_left_padded_batch(pair, family):
     made = pair(family)
     made.run(made.prompt(9, 4, 1))
@@ -29,7 +31,9 @@ def test_a_row_alone_makes_the_tokens_that_it_makes_in_a_batch(pair):
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("family", ["mistral", "mistral_window"])
+@pytest.mark.parametrize(
+    "family", [pytest.param("mistral", marks=pytest.mark.slow), "mistral_window"]
+)
 def test_beam_search(pair, family, cache):
     made = pair(family)
     steps = 24 if cache else STEPS
