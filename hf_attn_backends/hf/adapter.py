@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_attn_backends.dispatch import run_call
-from hf_attn_backends.hf import arguments, paged
+from hf_attn_backends.hf import arguments, families, paged
 from hf_attn_backends.hf.custom_masks import visibility_of
 from hf_attn_backends.hf.memo import POSITIONS
 from hf_attn_backends.hf.packing import intersect, rows_of_lengths, rows_of_positions
@@ -92,6 +92,8 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
                 extras, rest,
             )  # fmt: skip
             return out.transpose(1, 2).contiguous(), None
+        if sliding_window is not None and not _window_counts(module):
+            sliding_window = None
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if attention_mask is None and cu_seq_lens_q is None and not compiling:
             visibility = _of_scalars(
@@ -127,6 +129,17 @@ def _keeps_a_cache(use_cache: bool | None) -> bool:
     that decodes serves it like any other.
     """
     return not torch.is_grad_enabled() if use_cache is None else use_cache
+
+
+def _window_counts(module: torch.nn.Module) -> bool:
+    """Whether a layer's `sliding_window` is the model's, where there is no mask.
+
+    The mask function leaves a window to the argument in the families that are known to give it to
+    their sliding layers; in others it is in the mask, or (OLMoE) in no mask and then eager ignores
+    it.
+    """
+    family = getattr(getattr(module, "config", None), "model_type", None)
+    return family is None or family in families.PASSES_WINDOW
 
 
 def _visibility(

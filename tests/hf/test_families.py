@@ -38,6 +38,7 @@ DECODERS = {
     "gemma3_text": {**SMALL, **SLIDING},
     "cohere2": {**SMALL, **SLIDING},
     "olmo2": SMALL,
+    "olmoe": {**SMALL, **EXPERTS, "sliding_window": 4},  # given to attention, in no mask
     "gpt_neox": {**SMALL, "attention_dropout": 0.0, "hidden_dropout": 0.0},
     "gpt2": GPT2,
     "stablelm": SMALL,
