@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hf_attn_backends.errors import BackendRefusedError, compose
+from hf_attn_backends.errors import BackendRefusedError, UnknownBackendError, compose
 from hf_attn_backends.hf import config_watch, decisions, hooks
 
 _gated: list[type] = []  # in the order of their installation
@@ -85,7 +85,11 @@ def choose(model: Any, value: str | None) -> tuple[str | None, Callable[[str], N
     """
     config = model.config
     _own_parts(config, type(model))
-    decision = config_watch.decide(value, config)
+    try:
+        decision = config_watch.decide(value, config)
+    except UnknownBackendError as error:  # begins as transformers' own, which code may look for
+        text = f'Specified `attn_implementation="{value}"` is not supported: {error}'
+        raise UnknownBackendError(text) from None
     if value is None and (reasons := _against_sdpa(config)):
         decision = dataclasses.replace(
             decision, resolved="eager", reasons=(*decision.reasons, *reasons)
