@@ -20,6 +20,7 @@ from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
 from hf_attn_backends.kernels.hopper.gluon_compat import GluonASTSource
 from hf_attn_backends.kernels.hopper.limits import KINDS
 
+EXTRA = dict(RESCALE=2, VLATE=True, FENCE=True)
 _ELEMENTS = {"bf16": gl.bfloat16, "fp16": gl.float16}
 
 
@@ -45,6 +46,7 @@ def compile_forward(
         "BN": KEYS,
         "D": head_dim,
         "TURNS": tuning.turns,
+        **EXTRA,
     }
     types = {
         "q_desc": descriptor(64),
@@ -54,6 +56,7 @@ def compile_forward(
         "lse_ptr": "*fp32",
         "intervals_ptr": "*i32" if kind == "intervals" else "*fp32",
         "qk_scale": "fp32",
+        **{f"by_{name}": "i64" for name in ("section", "width", "last", "heads", "group")},
     }
     names = attention_forward.arg_names
     source = GluonASTSource(
