@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_attn_backends.backends import tracing
-from hf_attn_backends.backends.execution import execute, keep, make_plan, plans, signature_of
+from hf_attn_backends.backends.execution import execute, mask_form, plan_for, plans, signature_of
 from hf_attn_backends.backends.factory import backend_of
 from hf_attn_backends.backends.masks import visibility_of
 from hf_attn_backends.backends.names import AUTO, ENVIRONMENT_VARIABLE
@@ -113,16 +113,18 @@ def attention(
     preference = os.environ.get(ENVIRONMENT_VARIABLE) if chosen is None else None
     signature = (
         signature_of(chosen, preference, query, key, value, dropout_p),
-        None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
-        is_causal, window, softcap, None if sinks is None else sinks.shape, kv_cache is None,
+        mask_form(attn_mask, query, key), is_causal, window, softcap,
+        None if sinks is None else sinks.shape, kv_cache is None,
     )  # fmt: skip
     plan = plans.get(signature)
     if plan is None:
-        call = AttentionCall.of(
-            query, key, value, attn_mask, is_causal, window=window, softcap=softcap, sinks=sinks,
-            dropout_p=dropout_p, kv_cache=kv_cache,
+        plan = plan_for(
+            signature, chosen, preference, query, key,
+            lambda: AttentionCall.of(
+                query, key, value, attn_mask, is_causal, window=window, softcap=softcap,
+                sinks=sinks, dropout_p=dropout_p, kv_cache=kv_cache,
+            ),
         )  # fmt: skip
-        plan = keep(signature, make_plan(chosen, preference, call))
     visibility = visibility_of(query, key, attn_mask, is_causal, window)
     return execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, bias)
 
@@ -176,9 +178,11 @@ def run_call(
     )  # fmt: skip
     plan = plans.get(signature)
     if plan is None:
-        call = AttentionCall.of(
-            query, key, value, softcap=softcap, sinks=sinks, dropout_p=dropout_p,
-            kv_cache=has_cache or None, visibility=visibility,
+        plan = plan_for(
+            signature, chosen, preference, query, key,
+            lambda: AttentionCall.of(
+                query, key, value, softcap=softcap, sinks=sinks, dropout_p=dropout_p,
+                kv_cache=has_cache or None, visibility=visibility,
+            ),
         )  # fmt: skip
-        plan = keep(signature, make_plan(chosen, preference, call))
     return execute(plan, query, key, value, visibility, scale, softcap, sinks, dropout_p, None)

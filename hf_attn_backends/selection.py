@@ -163,7 +163,7 @@ def _decided(
     reasons: tuple[str, ...],
     context: ProbeContext,
 ) -> Decision:
-    gated = resolved in OUR_KERNELS
+    gated = parse(resolved).plain in OUR_KERNELS  # also under the prefix of continuous batching
     decision = Decision(
         requested,
         origin,

@@ -30,13 +30,13 @@ class Launch(NamedTuple):
 
 
 _lock = threading.Lock()
-_counts: dict[Launch, int] = {}
+_counts: dict[tuple[str, str, str, str], int] = {}  # by plain tuples: cheaper to make
 _substitutions: dict[tuple[str, str, str], int] = {}
 
 
 def count(backend: str, variant: str, phase: str, call_class: str) -> None:
     """Add one launch. Thread-safe; costs well under a microsecond."""
-    key = Launch(backend, variant, phase, call_class)
+    key = (backend, variant, phase, call_class)
     with _lock:
         _counts[key] = _counts.get(key, 0) + 1
 
@@ -51,7 +51,7 @@ def count_substitution(requested: str, served: str, call_class: str) -> None:
 def snapshot() -> dict[Launch, int]:
     """Return a copy of every count of this process."""
     with _lock:
-        return dict(_counts)
+        return {Launch._make(key): n for key, n in _counts.items()}
 
 
 def substitutions() -> dict[tuple[str, str, str], int]:

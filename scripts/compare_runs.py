@@ -4,28 +4,30 @@
 python scripts/compare_runs.py runs/sdpa runs/triton_fa2
 python scripts/compare_runs.py runs/sdpa runs/triton_fa2 --floor runs/sdpa_flash runs/sdpa_math
 
-Each run after the first is compared with the first. `--floor X Y` (repeatable) gives pairs of runs
-that differ only in which of PyTorch's own kernels computed them: what they differ by is the floor,
-and the verdict says whether a run differs by more. Exit code 0: no drift; 1: drift; 2: not
-comparable.
+Each run after the first is compared with the first. `--floor` gives more runs of the first one's
+backend that differ from it only in which of PyTorch's own kernels computed them: what all of them
+differ by is the floor, and the verdict says whether a run is one more of their kind
+(`noise_floor.py` says how). Exit code 0: no drift; 1: drift; 2: not comparable.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from noise_floor import LEVEL, judge_by_floor
 from run_comparison import (
-    FLOOR_FACTOR,
     Comparison,
+    Difference,
     Judgement,
     compare,
-    floor_of,
-    judge_by_floor,
     judge_by_tolerance,
+    pairs_of,
+    widest,
 )
 from run_files import Run, load_run, obstacles
 
@@ -45,23 +47,22 @@ def main(argv: Sequence[str]) -> int:
 def _compare(args: argparse.Namespace) -> int:
     runs = [load_run(path) for path in args.runs]
     first, others = runs[0], runs[1:]
-    pairs = [(load_run(x), load_run(y)) for x, y in args.floor]
-    for one, other in [*((first, other) for other in others), *pairs]:
-        _need_comparable(one, other)
-    for other in (run for pair in pairs for run in pair):
+    floor = [first, *(load_run(path) for path in dict.fromkeys(args.floor))] if args.floor else []
+    for other in (*others, *floor[1:]):
         _need_comparable(first, other)
+    for run in floor:
+        _need_finite(run)
+    pairs = pairs_of(floor)
     floors = [compare(x, y) for x, y in pairs]
     drifted = False
     report = []
     for other in others:
         found = compare(first, other)
         judged = (
-            judge_by_floor(found, floor_of(floors), args.factor)
-            if floors
-            else judge_by_tolerance(found, first)
+            judge_by_floor(other, floor, args.level) if floor else judge_by_tolerance(found, first)
         )
         drifted |= judged.drift
-        _print(first, other, found, judged, floors)
+        _print(first, other, found, judged, widest(floors) if floors else None)
         report.append({"runs": [first.label, other.label], **found.as_dict(), **judged.as_dict()})
     if args.json:
         content = {
@@ -69,7 +70,7 @@ def _compare(args: argparse.Namespace) -> int:
                 {"runs": [x.label, y.label], **c.as_dict()}
                 for (x, y), c in zip(pairs, floors, strict=True)
             ],
-            "factor": args.factor,
+            "level": args.level,
             "comparisons": report,
         }
         args.json.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -82,10 +83,13 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _print(
-    first: Run, other: Run, found: Comparison, judged: Judgement, floors: list[Comparison]
+    first: Run,
+    other: Run,
+    found: Comparison,
+    judged: Judgement,
+    floor: dict[str, Difference] | None,
 ) -> None:
     print(f"{first.label} against {other.label}, {found.steps} steps")
-    floor = floor_of(floors) if floors else None
     for name in ("loss", "grad_norm"):
         have = found.series[name]
         line = (
@@ -93,10 +97,24 @@ def _print(
             f"mean d {have.mean:+.3e}   last {have.last_first:.4f} / {have.last_second:.4f}"
         )
         if floor is not None:
-            limit = floor[name]
-            line += f"   floor: max {limit.max_abs:.3e}, mean |d| {limit.mean_abs:.3e}"
+            most = floor[name]
+            line += f"   widest of the floor: {most.max_abs:.3e}, {most.mean_abs:.3e}"
         print(line)
+    for name, value in (judged.figures or {}).items():
+        print(f"  {name:<16} {value:6.2f} of {judged.limit:.2f} standard deviations")
     print(f"  verdict: {judged.text}")
+
+
+def _need_finite(run: Run) -> None:
+    broken = [name for name, values in run.series.items() if not all(map(math.isfinite, values))]
+    if broken:
+        raise LaunchError(
+            compose(
+                f"{run.label} cannot be part of a floor",
+                [f"its {name} is not finite at some step" for name in broken],
+                fix="leave it out of --floor, or look why sdpa itself diverges",
+            )
+        )
 
 
 def _need_comparable(one: Run, other: Run) -> None:
@@ -119,18 +137,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="+", type=Path, help="output folders; the first is the base")
     parser.add_argument(
         "--floor",
-        nargs=2,
+        nargs="+",
         type=Path,
-        action="append",
+        action="extend",
         default=[],
-        metavar=("X", "Y"),
-        help="two runs of sdpa under different kernels; repeatable",
+        metavar="RUN",
+        help="runs like the first under other kernels of PyTorch; two or more",
     )
     parser.add_argument(
-        "--factor",
+        "--level",
         type=float,
-        default=FLOOR_FACTOR,
-        help=f"how many times the floor is no drift ({FLOOR_FACTOR})",
+        default=LEVEL,
+        help=f"how often a run without drift may be called DRIFT ({LEVEL:g})",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="needs the extra 'plot'")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the figures, strict JSON")

@@ -1,25 +1,15 @@
-"""Differences of two runs, and whether they are more than noise.
-
-Two runs of one training under two correct kernels differ: the kernels round in another order, and
-training amplifies it. How much is measured, not typed: two runs under two of PyTorch's own kernels
-(`--sdpa_kernel flash` and `math`, say) give the floor. A run drifts when the largest or the mean
-absolute difference is more than `factor` times the floor's plus one rounding band, or when the
-signed differences do not cancel: their mean is more than that of the floor's mean absolute
-difference. The band is what float32 sums over thousands of terms may differ by; it decides only
-where a floor is near to zero, as it is after a few steps in float32.
-"""
+"""Differences of two runs, and the verdict by typed limits; `noise_floor.py` measures them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 from run_files import Run
 
-FLOOR_FACTOR = 2.0  # one pair is one draw of the noise; the gate allows twice SDPA's error, too
-ROUNDING = 2.0**-23  # one float32 rounding of the mean: what two equal numbers may be apart
 # Without a floor, typed limits: trl's invariance tests allow a loss to differ by 1.5e-2 in
 # bfloat16 and 1e-3 in float32, a gradient norm (here: relative to its mean) by 5 % and 1 %.
 _TOLERANCES = {"bfloat16": (1.5e-2, 5e-2), "float32": (1e-3, 1e-2)}
@@ -61,14 +51,30 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict: whether a run drifts, and in words against what."""
+    """The verdict: whether a run drifts, and in words against what.
+
+    Attributes:
+        drift: More than the floor explains, or than the typed limits allow.
+        text: The verdict.
+        figures: Against a floor: each tested figure, in standard deviations of the floor.
+        limit: What they may be at most.
+    """
 
     drift: bool
     text: str
+    figures: dict[str, float] | None = None
+    limit: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"drift": self.drift, "verdict": self.text}
+        """For JSON; a figure that is not finite becomes null."""
+        plain: dict[str, Any] = {"drift": self.drift, "verdict": self.text}
+        if self.figures is not None:
+            plain["standard_deviations"] = {
+                name: value if math.isfinite(value) else None
+                for name, value in self.figures.items()
+            }
+            plain["limit"] = self.limit
+        return plain
 
 
 def compare(first: Run, second: Run) -> Comparison:
@@ -79,8 +85,13 @@ def compare(first: Run, second: Run) -> Comparison:
     )
 
 
-def floor_of(pairs: Sequence[Comparison]) -> dict[str, Difference]:
-    """The largest differences over all pairs."""
+def pairs_of(floor: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Every pair of the floor's runs."""
+    return list(combinations(floor, 2))
+
+
+def widest(pairs: Sequence[Comparison]) -> dict[str, Difference]:
+    """The largest differences over all pairs: what sdpa differs from itself by."""
     merged = {}
     for name in pairs[0].series:
         several = [pair.series[name] for pair in pairs]
@@ -93,32 +104,6 @@ def floor_of(pairs: Sequence[Comparison]) -> dict[str, Difference]:
             several[0].last_second,
         )
     return merged
-
-
-def judge_by_floor(
-    found: Comparison, floor: dict[str, Difference], factor: float = FLOOR_FACTOR
-) -> Judgement:
-    """Whether a run differs by more than the floor."""
-    problems, worst = [], 0.0
-    for name, have in found.series.items():
-        limit = floor[name]
-        band = ROUNDING * have.scale
-        for what, value, most in (
-            ("max |d|", have.max_abs, limit.max_abs),
-            ("mean |d|", have.mean_abs, limit.mean_abs),
-            ("|mean d|", abs(have.mean), limit.mean_abs),
-        ):
-            share = _ratio(value, factor * most + band)
-            worst = max(worst, share)
-            if not share <= 1.0:
-                times = f"{_ratio(value, most):.2f}x the floor's {most:.3e}"
-                problems.append(f"{name} {what} is {value:.3e}, {times}")
-    if problems:
-        return Judgement(True, "DRIFT beyond the floor: " + "; ".join(problems))
-    return Judgement(
-        False,
-        f"no drift beyond the floor (at most {worst:.0%} of {factor:g}x the floor + rounding)",
-    )
 
 
 def judge_by_tolerance(found: Comparison, first: Run) -> Judgement:
@@ -134,7 +119,7 @@ def judge_by_tolerance(found: Comparison, first: Run) -> Judgement:
     )
     drift = not (loss.max_abs <= loss_limit and norm_most <= norm_limit)
     word = "DRIFT" if drift else "no drift"
-    return Judgement(drift, f"{word} by typed limits: {text}; --floor X Y measures them instead")
+    return Judgement(drift, f"{word} by typed limits: {text}; --floor measures them instead")
 
 
 def _difference(first: Sequence[float], second: Sequence[float]) -> Difference:

@@ -32,9 +32,9 @@ def plot(first: Run, others: Sequence[Run], floor: Sequence[tuple[Run, Run]], pa
         axes[0].plot(run.steps, run.series["loss"], label=run.label, color=colour, linewidth=1.2)
     axes[0].set_title("loss")
     for axis, name in ((axes[1], "loss"), (axes[2], "grad_norm")):
-        for x, y in floor:
-            label = f"floor: {x.label} - {y.label}"
-            axis.plot(x.steps, _apart(x, y, name), label=label, color="0.6", linewidth=1.0)
+        for index, (x, y) in enumerate(floor):
+            label = "" if index else f"floor: the {len(floor)} pairs of sdpa runs"
+            axis.plot(x.steps, _apart(x, y, name), label=label, color="0.7", linewidth=0.8)
         for run in others:
             apart, colour = _apart(first, run, name), colours[run.label]
             axis.plot(run.steps, apart, label=run.label, color=colour, linewidth=1.2)

@@ -32,6 +32,16 @@ class AttentionBackend(ABC):
     counts_itself: ClassVar[bool] = False  # else dispatch counts its calls, as variant "plugin"
     counts_in_graphs: ClassVar[bool] = False  # whether its operator counts in compiled code too
     remedy: ClassVar[str | None] = None  # the command that makes it available
+    any_length: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, any_length: bool = False, **options: object) -> None:
+        """`any_length=True`: nothing that it answers or does depends on a call's batch and lengths.
+
+        Beyond whether q_len equals k_len. Dispatch then asks it once for calls of every length,
+        and hands `forward` a call of another length. Not inherited: a subclass says it again.
+        """
+        super().__init_subclass__(**options)
+        cls.any_length = any_length
 
     def available(self) -> bool:
         """Whether this machine's default device and packages let it run at all."""

@@ -17,7 +17,7 @@ from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 
-class EagerBackend(AttentionBackend):
+class EagerBackend(AttentionBackend, any_length=True):
     """The scores as one tensor `[B, H, M, N]`."""
 
     name = "eager"

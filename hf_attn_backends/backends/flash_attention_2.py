@@ -16,7 +16,7 @@ from hf_attn_backends.kernels.visibility import FULL, Visibility
 _OLDEST = (2, 6)  # the first with softcap; from 2.1 on causal is aligned to the last key
 
 
-class FlashAttentionBackend(AttentionBackend):
+class FlashAttentionBackend(AttentionBackend, any_length=True):
     """`flash_attn.flash_attn_func`; calls without a mask tensor, in half precision."""
 
     name = "flash_attention_2"

@@ -13,7 +13,7 @@ from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 
-class FlashAttention3Backend(AttentionBackend):
+class FlashAttention3Backend(AttentionBackend, any_length=True):
     """`flash_attn_interface.flash_attn_func`; calls without a mask tensor, in half precision."""
 
     name = "flash_attention_3"

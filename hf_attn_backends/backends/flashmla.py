@@ -21,7 +21,7 @@ from hf_attn_backends.errors import CallRefusedError, compose
 _LATENT_HEAD_DIM, _LATENT_VALUE_HEAD_DIM = 576, 512
 
 
-class FlashMLABackend(AttentionBackend):
+class FlashMLABackend(AttentionBackend, any_length=True):
     """Refuses every request; the environment is never asked."""
 
     name = "flashmla"

@@ -16,7 +16,7 @@ from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 
-class FlexBackend(AttentionBackend):
+class FlexBackend(AttentionBackend, any_length=True):
     """`torch.nn.attention.flex_attention.flex_attention`."""
 
     name = "flex_attention"
@@ -68,7 +68,7 @@ class FlexBackend(AttentionBackend):
         if sinks is not None:
             out, aux = out
             share = torch.sigmoid(aux.lse - sinks.to(aux.lse.dtype)[None, :, None])
-            out = out * share[..., None].to(out.dtype)
+            out = (out * share[..., None]).to(out.dtype)  # rounded once
         return with_backward_counted(out, self.name, call)
 
 

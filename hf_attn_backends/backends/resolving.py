@@ -9,7 +9,7 @@ from hf_attn_backends.backends import machine
 from hf_attn_backends.backends.base import ProbeContext
 from hf_attn_backends.backends.decision import report_on
 from hf_attn_backends.backends.factory import AttentionBackendFactory
-from hf_attn_backends.backends.names import ALL_BACKENDS, OUR_KERNELS, RequestedName, unknown
+from hf_attn_backends.backends.names import ALL_BACKENDS, RequestedName, unknown
 from hf_attn_backends.errors import BackendRefusedError, compose
 
 _FLASH_NAME = re.compile(r"^flash_attention_(\d+)$")
@@ -23,13 +23,6 @@ def resolve(name: RequestedName, origin: str, context: ProbeContext) -> tuple[st
         refusals.append(
             f"{name.plain} is a plug-in for single calls, transformers does not know it: load with "
             f"attn_implementation='auto' and run under attn_backend('{name.plain}')"
-        )
-    if name.paged and name.plain in OUR_KERNELS:
-        error = BackendRefusedError
-        refusals.insert(
-            0,
-            f"{name.plain} does not read the block tables of continuous batching, "
-            "which is what paged|… asks for",
         )
     if refusals:
         message = compose(

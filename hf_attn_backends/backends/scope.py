@@ -79,9 +79,8 @@ def get_backend(use_default: bool = True) -> AttentionBackend | None:
     return found
 
 
-def in_context() -> tuple[AttentionBackend | None, ...]:
-    """The contexts of this thread or task, the innermost last; None is `auto`."""
-    return _stack.get()
+in_context = _stack.get
+"""The contexts of this thread or task, the innermost last; None is `auto`."""
 
 
 def as_backend(backend: BackendLike, origin: str) -> AttentionBackend | None:

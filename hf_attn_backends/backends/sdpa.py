@@ -17,7 +17,7 @@ from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 
-class SdpaBackend(AttentionBackend):
+class SdpaBackend(AttentionBackend, any_length=True):
     """`torch.nn.functional.scaled_dot_product_attention`."""
 
     name = "sdpa"

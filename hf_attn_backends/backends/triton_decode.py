@@ -6,7 +6,7 @@ from hf_attn_backends.backends.base import ProbeContext
 from hf_attn_backends.backends.triton_fa2 import TritonFA2Backend
 
 
-class TritonDecodeBackend(TritonFA2Backend):
+class TritonDecodeBackend(TritonFA2Backend, any_length=True):
     """Calls that come with a KV cache and need no gradient.
 
     Up to 16 query rows run the decode kernel (keys split among programs, a key head's group of

@@ -18,7 +18,7 @@ __all__ = ["TritonFA2Backend", "forget"]
 _attend: Any = None  # kernels.ops.triton_attention, once it was needed: importing it loads triton
 
 
-class TritonFA2Backend(AttentionBackend):
+class TritonFA2Backend(AttentionBackend, any_length=True):
     """FlashAttention-2 in Triton; the operator counts its launches itself."""
 
     name = "triton_fa2"
@@ -69,7 +69,8 @@ class TritonFA2Backend(AttentionBackend):
         bias: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.forward`; what the kernel does not implement was refused."""
-        return _operator()(
+        attend = _attend or _operator()
+        return attend(
             query, key, value, visibility, scale=scale, softcap=softcap, sinks=sinks,
             dropout_p=dropout_p, backend=self.name,
         )  # fmt: skip

@@ -8,20 +8,17 @@ An arm that cannot run here says why: `Unavailable` carries the reason that is p
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hf_attn_backends.bench.arm import Arm, Unavailable
+from hf_attn_backends.bench.peer_arms import flash_arm, flex_arm
 from hf_attn_backends.bench.workload import Workload
 from hf_attn_backends.errors import BenchmarkError
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SDPA_KERNELS = ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 PEERS = (
@@ -36,35 +33,6 @@ PEERS = (
 # MATH and eager hold several score matrices at once (three forward, more backward). Above this
 # size of one matrix they take most of a 141 GB card and seconds a call.
 SCORE_BYTES_LIMIT = 9 << 30
-
-
-class Unavailable(Exception):
-    """An arm cannot run this workload here; the text is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One implementation, ready to be called.
-
-    Attributes:
-        name: As asked for.
-        attend: `(query, key, value) -> out`, all `[B, heads, S, D]`.
-        backward: Whether it has a backward pass.
-        source: What is called and which version of it.
-        context: Makes the context under which `attend` has to be called; entered outside of what
-            is timed, since pinning one of SDPA's kernels costs several microseconds.
-    """
-
-    name: str
-    attend: Attend
-    backward: bool = True
-    source: str = ""
-    context: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Call `attend` under its context."""
-        with self.context():
-            return self.attend(query, key, value)
 
 
 def arm_for(name: str, workload: Workload) -> Arm:
@@ -124,58 +92,6 @@ def _eager(name: str, workload: Workload) -> Arm:
     return Arm(name, attend, source="matmul, softmax in float32, matmul")
 
 
-def _flex(name: str, workload: Workload) -> Arm:
-    if workload.device.startswith("cpu"):
-        raise Unavailable("flex_attention is fused only by torch.compile on a GPU")
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    torch._dynamo.reset()  # one specialised kernel a shape, and no recompile limit
-    compiled = torch.compile(flex_attention, dynamic=False)
-    mask = None
-    if workload.causal:
-        length = workload.seq_len
-        mask = create_block_mask(
-            lambda b, h, row, column: row >= column,
-            None,
-            None,
-            length,
-            length,
-            device=workload.device,
-        )
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = compiled(query, key, value, block_mask=mask, enable_gqa=True)
-        return out  # pyright: ignore[reportReturnType]
-
-    return Arm(name, attend, source=f"torch {torch.__version__}, compiled")
-
-
-def _flash(name: str, workload: Workload) -> Arm:
-    modules = {
-        "flash_attention_2": ("flash_attn",),
-        "flash_attention_3": ("flash_attn_interface", "fa3_fwd_interface"),
-        "flash_attention_4": ("flash_attn.cute",),
-    }[name]
-    if workload.device.startswith("cpu"):
-        raise Unavailable(f"{name} runs on CUDA tensors only, got {workload.device}")
-    function, used, missing = None, "", []
-    for used in modules:
-        try:
-            function = importlib.import_module(used).flash_attn_func
-            break
-        except (ImportError, AttributeError, OSError) as error:
-            missing.append(f"{used}: {type(error).__name__}: {str(error)[:120]}")
-    if function is None:
-        raise Unavailable("not importable (" + "; ".join(missing) + ")")
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        args = (tensor.transpose(1, 2) for tensor in (query, key, value))
-        out = function(*args, causal=workload.causal)
-        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
-
-    return Arm(name, attend, backward=used != "fa3_fwd_interface", source=used)
-
-
 def _triton_fa2(name: str, workload: Workload) -> Arm:
     variant = name.partition(":")[2] or "auto"
     if workload.device.startswith("cpu"):
@@ -230,10 +146,10 @@ def _need_score_memory(name: str, workload: Workload) -> None:
 _MAKERS: dict[str, Callable[[str, Workload], Arm]] = {
     "eager": _eager,
     "sdpa": _sdpa_default,
-    "flash_attention_2": _flash,
-    "flash_attention_3": _flash,
-    "flash_attention_4": _flash,
-    "flex_attention": _flex,
+    "flash_attention_2": flash_arm,
+    "flash_attention_3": flash_arm,
+    "flash_attention_4": flash_arm,
+    "flex_attention": flex_arm,
     "triton_fa2": _triton_fa2,
     "triton_decode": _never,
     "flashmla": _never,

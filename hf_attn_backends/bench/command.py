@@ -33,7 +33,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `hf-attn bench`."""
     add = parser.add_argument
-    add("--peers", action="store_true", help="every peer: forward, backward, memory; 2 GPU modes")
+    add("--peers", action="store_true", help="every peer: forward, backward, memory, all modes")
     add("--names", metavar="A,B", help="what to time instead (SDPA kernels, backends, variants)")
     add("--shapes", metavar="BxS,..", help="batch x length; default by device")
     add("--heads", type=int, default=32, help="query heads (32)")
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--non-causal", action="store_true", help="every key seen by every row")
     add("--backward", action="store_true", help="the backward pass too")
     add("--eager", action="store_true", help="on a GPU: eager calls too, the host's cost included")
+    add("--warm", action="store_true", help="on a GPU: replays with a warm L2 cache too")
     add("--memory", action="store_true", help="on a GPU: peak memory too")
     add("--no-verify", action="store_true", help="do not compare with the oracle first")
     add("--seconds", type=float, default=0.6, help="timed work for a shape, phase and mode (0.6)")
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     on_gpu = device.startswith("cuda")
     phases = PHASES if args.backward or args.peers else PHASES[:1]
-    modes = (MODES_GPU if args.eager or args.peers else MODES_GPU[:1]) if on_gpu else MODES_CPU
+    modes = _modes_gpu(args) if on_gpu else MODES_CPU
     names = args.names.split(",") if args.names else (PEERS if args.peers else DEFAULT_NAMES)
     clocks = [results.clocks(device, "start")]
     rows: list[Row] = []
@@ -120,6 +121,11 @@ def _cell(row: Row) -> str:
         return "NaN"
     tflops = f"{row.tflops:.0f}" if row.tflops >= 100 else f"{row.tflops:.2g}"
     return f"{row.timing.ms:.4f} ({tflops})"
+
+
+def _modes_gpu(args: argparse.Namespace) -> list[str]:
+    wanted = {"graph": True, "graph_warm": args.warm, "eager": args.eager}
+    return [mode for mode in MODES_GPU if wanted[mode] or args.peers]
 
 
 def _workloads(args: argparse.Namespace, device: str) -> list[Workload]:

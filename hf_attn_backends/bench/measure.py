@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from hf_attn_backends.bench import timing
-from hf_attn_backends.bench.arms import Arm, Unavailable, arm_for
-from hf_attn_backends.bench.timing import Call, Timing, Turn, untimed
-from hf_attn_backends.bench.verify import Truth, errors_of, over_budget, truth_of
+from hf_attn_backends.bench.arm import Arm, Unavailable
+from hf_attn_backends.bench.arms import arm_for
+from hf_attn_backends.bench.calls import FAILURES, call_of, own_stream, peak_mib, release
+from hf_attn_backends.bench.timing import Timing, Turn, untimed
+from hf_attn_backends.bench.verify import Errors, Truth, errors_of, over_budget, truth_of
 from hf_attn_backends.bench.workload import PHASES, Inputs, Workload
 from hf_attn_backends.errors import BenchmarkError
 
-# What an implementation raises for a call that it cannot serve; anything else is a defect here.
-_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, ImportError)
 Progress = Callable[[str], None]
 _ABOUT_BACKWARD = "it has no backward pass"
 
@@ -32,9 +28,9 @@ class Row:
         workload: What was timed.
         arm: The arm's name.
         phase: `forward` or `backward`.
-        mode: `graph`, `eager` or `wall`; see `bench.timing`.
+        mode: `graph`, `graph_warm`, `eager` or `wall`; see `bench.timing`.
         timing: Median and quantiles, or NaN and the reason.
-        errors: Largest absolute error against the oracle by tensor; empty: not verified.
+        errors: Error against the oracle by tensor and metric (`max`, `rms`); empty: not verified.
         peak_mib: Peak memory of the phase above its inputs (backward: of forward + backward); NaN
             on a CPU or where it was not asked for.
         source: What the arm calls.
@@ -45,7 +41,7 @@ class Row:
     phase: str
     mode: str
     timing: Timing
-    errors: dict[str, float] = field(default_factory=dict)
+    errors: Errors = field(default_factory=dict)
     peak_mib: float = math.nan
     source: str = ""
 
@@ -78,7 +74,7 @@ def measure(
             raise BenchmarkError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}")
     on_gpu = workload.device.startswith("cuda")
     modes = modes or (("graph",) if on_gpu else ("wall",))
-    with _own_stream(workload.device):
+    with own_stream(workload.device):
         inputs = workload.inputs()
         progress(f"{workload.label}: oracle")
         truth = _truth(workload, inputs) if verify else None
@@ -91,7 +87,7 @@ def measure(
                 refused[name] = str(why)
         rows = []
         for phase in phases:
-            peaks = {n: _peak_mib(a, workload, inputs, phase) for n, a in arms.items() if memory}
+            peaks = {n: peak_mib(a, workload, inputs, phase) for n, a in arms.items() if memory}
             for mode in modes:
                 progress(f"{workload.label}: timing {phase}, {mode}")
                 timed = _time(arms, workload, inputs, phase, mode, budget_s)
@@ -113,14 +109,14 @@ def measure(
 
 def _verified(
     name: str, workload: Workload, inputs: Inputs, truth: Truth | None
-) -> tuple[Arm, dict[str, float]]:
+) -> tuple[Arm, Errors]:
     """Build an arm and try it; raises `Unavailable` with everything that speaks against it."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")  # SDPA gives its reasons as warnings
         try:
             arm = arm_for(name, workload)
             errors = errors_of(arm, workload, inputs, truth) if truth else {}
-        except _FAILURES as error:
+        except FAILURES as error:
             notes = [_first_line(str(note.message)) for note in said]
             notes = [note for note in dict.fromkeys(notes) if not note.endswith("because:")]
             raise Unavailable("; ".join([_why(error), *notes[:2]])) from error
@@ -131,7 +127,10 @@ def _verified(
 
 
 def _truth(workload: Workload, inputs: Inputs) -> Truth:
-    return truth_of(workload, inputs, arm_for("sdpa", workload))
+    """The gate's yardstick: SDPA's FLASH for 16 bit on a GPU, elsewhere SDPA's own choice."""
+    on_gpu, narrow = workload.device.startswith("cuda"), workload.dtype.itemsize == 2
+    name = "FLASH_ATTENTION" if on_gpu and narrow else "sdpa"
+    return truth_of(workload, inputs, arm_for(name, workload))
 
 
 def _time(
@@ -150,68 +149,17 @@ def _time(
             continue
         try:
             with arm.context():
-                call = _call_of(arm, inputs, phase)
+                call = call_of(arm, inputs, phase)
                 for _ in range(1 if mode == "wall" else 3):
                     call()
-                call = timing.capture(call) if mode == "graph" else call
+                call = timing.capture(call) if mode in timing.REPLAYS else call
             turns[name] = Turn(call, arm.context)
-        except _FAILURES as error:
+        except FAILURES as error:
             timed[name] = untimed(_why(error))
     timed.update(timing.interleaved(turns, workload.device, mode, budget_s=budget_s))
     turns.clear()
-    _release(workload.device)
+    release(workload.device)
     return timed
-
-
-def _call_of(arm: Arm, inputs: Inputs, phase: str) -> Call:
-    query, key, value = (t.detach().requires_grad_(phase == "backward") for t in inputs[:3])
-    if phase == "forward":
-
-        def forward() -> object:
-            with torch.no_grad():
-                return arm.attend(query, key, value)
-
-        return forward
-    out = arm.attend(query, key, value)
-
-    def backward() -> object:
-        return torch.autograd.grad(out, (query, key, value), inputs.grad_out, retain_graph=True)
-
-    return backward
-
-
-def _peak_mib(arm: Arm, workload: Workload, inputs: Inputs, phase: str) -> float:
-    """Peak memory above the inputs, of the forward pass or of forward + backward."""
-    if not workload.device.startswith("cuda") or (phase == "backward" and not arm.backward):
-        return math.nan
-    _release(workload.device)
-    before = torch.cuda.memory_allocated(workload.device)
-    torch.cuda.reset_peak_memory_stats(workload.device)
-    try:
-        with arm.context():
-            _call_of(arm, inputs, phase)()
-    except _FAILURES:
-        return math.nan  # the timing of the same call carries the reason
-    torch.cuda.synchronize(workload.device)
-    return (torch.cuda.max_memory_allocated(workload.device) - before) / 2**20
-
-
-@contextlib.contextmanager
-def _own_stream(device: str) -> Iterator[None]:
-    """A side stream for everything: a CUDA graph cannot be captured on the default one."""
-    if not device.startswith("cuda"):
-        yield
-        return
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream()):
-        yield
-    torch.cuda.synchronize(device)
-    _release(device)
-
-
-def _release(device: str) -> None:
-    gc.collect()
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
 
 
 def _why(error: BaseException) -> str:

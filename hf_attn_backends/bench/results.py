@@ -14,9 +14,10 @@ from typing import Any
 
 from hf_attn_backends import environment
 from hf_attn_backends.bench.measure import Row
+from hf_attn_backends.bench.timing import L2
 from hf_attn_backends.call import dtype_name
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _CLOCKS = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
 
 
@@ -81,13 +82,17 @@ def _row(row: Row) -> dict[str, Any]:
         "source": row.source,
         "phase": row.phase,
         "mode": row.mode,
+        "l2": L2[row.mode],
         "median_ms": _number(row.timing.ms),
         "low_ms": _number(row.timing.low_ms),
         "high_ms": _number(row.timing.high_ms),
         "samples": row.timing.samples,
         "tflops": _number(row.tflops),
         "peak_mib": _number(row.peak_mib),
-        "errors": {name: _number(error) for name, error in row.errors.items()},
+        "errors": {
+            name: {metric: _number(error) for metric, error in found.items()}
+            for name, found in row.errors.items()
+        },
         "reason": row.timing.reason,
     }
 

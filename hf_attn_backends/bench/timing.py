@@ -1,14 +1,17 @@
 """Medians of interleaved calls.
 
 On a GPU the calls under comparison take turns, round by round, in one process: clocks move with
-temperature and power, and turns spread that over all of them alike. Two ways of calling:
+temperature and power, and turns spread that over all of them alike. Three ways of calling:
 
 * `graph`: replays of a captured CUDA graph. The host's cost is gone; kernels are compared.
+* `graph_warm`: the same replays, each directly behind two that are not timed.
 * `eager`: the Python call as a model makes it, from an idle GPU, the host's cost included.
 
-Before every timed call 512 MiB are written, so that no call finds its inputs in the L2 cache
-(60 MB on an H200); a replay is enqueued behind that write, which hides its launch, an eager call
-waits for it, which does not. On a CPU, `wall`: `time.perf_counter` around the call.
+Before every timed call of `graph` and `eager` 512 MiB are written, so that no call finds its inputs
+in the L2 cache (60 MB on an H200): cold. A call of `graph_warm` finds there what the replay before
+it left: warm. A replay is enqueued behind that write or those replays, which hides its launch; an
+eager call waits for the write, which does not. On a CPU, `wall`: `time.perf_counter` around the
+call, caches as the call before it left them.
 """
 
 from __future__ import annotations
@@ -26,8 +29,11 @@ from hf_attn_backends.errors import BenchmarkError
 
 Call = Callable[[], object]
 Context = Callable[[], contextlib.AbstractContextManager[object]]
-MODES_GPU = ("graph", "eager")
+REPLAYS = ("graph", "graph_warm")
+MODES_GPU = (*REPLAYS, "eager")
 MODES_CPU = ("wall",)
+L2 = {"graph": "cold", "graph_warm": "warm", "eager": "cold", "wall": "unknown: a CPU"}
+_WARMING = 2
 _FLUSH_BYTES = 512 << 20
 
 
@@ -93,7 +99,7 @@ def interleaved(
     Args:
         turns: Warmed-up calls by name, all on the current stream of `device`.
         device: `cpu` or a CUDA device.
-        mode: `graph`, `eager` or `wall`.
+        mode: `graph`, `graph_warm`, `eager` or `wall`.
         budget_s: Seconds of timed work for all calls together.
         least: Rounds that are made however long they take.
     """
@@ -116,6 +122,7 @@ def _summary(samples: list[float], mode: str) -> Timing:
     low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
     clock = {
         "graph": "CUDA-graph replays between CUDA events",
+        "graph_warm": "CUDA-graph replays with a warm L2 between CUDA events",
         "eager": "eager calls between CUDA events",
         "wall": "calls between time.perf_counter",
     }[mode]
@@ -128,10 +135,13 @@ def _round_on_gpu(turns: Mapping[str, Turn], device: str, mode: str) -> dict[str
     times = {}
     for name, turn in turns.items():
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
+        if mode != "graph_warm":
+            flush.zero_()
         if mode == "eager":
             torch.cuda.synchronize(device)
         with turn.context():
+            for _ in range(_WARMING if mode == "graph_warm" else 0):
+                turn.call()
             begin.record()
             turn.call()
             end.record()

@@ -93,7 +93,7 @@ def yardstick(inputs: Inputs) -> Yardstick:
         measured, name = _eager(inputs), "eager"
     _, lse = attention_reference(query, key, value, **options, dtype=torch.float32)
     measured = {**measured, "lse": lse}
-    sizes = _sizes(inputs, exact, seen)
+    sizes = term_sizes(inputs, exact, seen)
     budgets = {}
     stick = Yardstick(exact, seen, budgets, name)
     for tensor in stick.tensors:
@@ -142,7 +142,7 @@ def _eager(inputs: Inputs) -> dict[str, Tensor]:
     return attention_reference_grads(*inputs[:4], **options, dtype=inputs.query.dtype)._asdict()
 
 
-def _sizes(inputs: Inputs, exact: ReferenceGrads, seen: Tensor) -> dict[str, Tensor]:
+def term_sizes(inputs: Inputs, exact: ReferenceGrads, seen: Tensor) -> dict[str, Tensor]:
     """Size of what each element sums, before it cancels, in fp64.
 
     For 16-bit dtypes the terms are what is rounded to 16 bits on the way: the weights, the

@@ -15,14 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils.import_utils import is_tracing
 
 from hf_attn_backends.dispatch import run_call
-from hf_attn_backends.hf import arguments
+from hf_attn_backends.hf import arguments, paged
 from hf_attn_backends.hf.custom_masks import visibility_of
+from hf_attn_backends.hf.memo import POSITIONS
 from hf_attn_backends.hf.packing import intersect, rows_of_lengths, rows_of_positions
 from hf_attn_backends.kernels.visibility import CAUSAL, FULL, Visibility
 
 _windows: dict[int, Visibility] = {}
+_C: Any = torch._C
+_any_autocast = _C._is_any_autocast_enabled  # of any device: cheaper than asking for one
 
 
 def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
@@ -68,20 +72,36 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
         Returns:
             `[B, M, H, E]` contiguous, in the dtype that the output projection takes, and None.
         """
-        if rest:
+        over_pages = paged.MARK in rest and cu_seq_lens_q is not None
+        if rest and not over_pages:
             arguments.check(backend, rest)
-        if not query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled(
-            query.device.type
+        compiling = torch.compiler.is_compiling()
+        if not query.dtype == key.dtype == value.dtype or (
+            (compiling or _any_autocast()) and torch.is_autocast_enabled(query.device.type)
         ):
             target = _one_dtype(module, query, key, value)
             query, key, value = query.to(target), key.to(target), value.to(target)
-        if query.shape[0] != key.shape[0] and query.shape[0] == 1:  # learned queries
-            query = query.expand(key.shape[0], -1, -1, -1)
+        batch, _, q_length, _ = query.shape
+        key_batch, _, k_length, _ = key.shape
+        if batch != key_batch and batch == 1:  # learned queries
+            query, batch = query.expand(key_batch, -1, -1, -1), key_batch
+        if over_pages:
+            extras = paged.Extras(scaling, softcap, s_aux, dropout)
+            out = paged.attend(
+                backend, module, query, key, value, sliding_window, cu_seq_lens_q, cu_seq_lens_k,
+                extras, rest,
+            )  # fmt: skip
+            return out.transpose(1, 2).contiguous(), None
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        visibility = _visibility(
-            query, key, attention_mask, sliding_window, causal, position_ids, cu_seq_lens_q,
-            cu_seq_lens_k,
-        )  # fmt: skip
+        if attention_mask is None and cu_seq_lens_q is None and not compiling:
+            visibility = _of_scalars(
+                batch, q_length, k_length, sliding_window, causal, position_ids
+            )  # fmt: skip
+        else:
+            visibility = _visibility(
+                batch, q_length, k_length, attention_mask, sliding_window, causal, position_ids,
+                cu_seq_lens_q, cu_seq_lens_k,
+            )  # fmt: skip
         out = run_call(
             backend,
             query,
@@ -92,7 +112,7 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
             softcap=softcap,
             sinks=s_aux,
             dropout_p=dropout,
-            has_cache=bool(use_cache) or key.shape[2] != query.shape[2],
+            has_cache=k_length != q_length or bool(use_cache),
         )
         return out.transpose(1, 2).contiguous(), None
 
@@ -101,8 +121,9 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
 
 
 def _visibility(
-    query: Tensor,
-    key: Tensor,
+    batch: int,
+    q_length: int,
+    k_length: int,
     mask: Tensor | None,
     window: int | None,
     causal: bool,
@@ -111,29 +132,64 @@ def _visibility(
     cu_seq_lens_k: Tensor | None,
 ) -> Visibility:
     """Which keys each row sees, of everything that says so."""
-    batch, q_length, k_length = query.shape[0], query.shape[2], key.shape[2]
     if mask is not None:  # says everything: window and causality are in it
         visibility = visibility_of(mask, q_length, k_length)
         if cu_seq_lens_q is None:
             return visibility
         rows = rows_of_lengths(cu_seq_lens_q, cu_seq_lens_k, batch, q_length, k_length, False, None)
         return intersect(visibility, rows)
-    if not causal or window is None or window >= k_length:
-        window = None  # not binding; or a mask function that saw both ways found it not to be
     if cu_seq_lens_q is not None:
+        if not causal or window is None or window >= k_length:
+            window = None
         return Visibility(
             intervals=rows_of_lengths(
                 cu_seq_lens_q, cu_seq_lens_k, batch, q_length, k_length, causal, window
             )
         )
+    return _of_scalars(batch, q_length, k_length, window, causal, position_ids)
+
+
+def _of_scalars(
+    batch: int,
+    q_length: int,
+    k_length: int,
+    window: int | None,
+    causal: bool,
+    position_ids: Tensor | None,
+) -> Visibility:
+    """Likewise without a mask; positions tell packed samples apart."""
     if not causal:
+        return FULL  # a window that sees both ways comes as a mask, or was found not to bind
+    if window is not None and window >= k_length:
+        window = None  # not binding
+    if q_length == 1 and window is None:
         return FULL
-    if q_length > 1 and position_ids is not None and _per_token(position_ids, batch, q_length):
+    compiling = torch.compiler.is_compiling()
+    if q_length > 1 and position_ids is not None:
+        kept: dict = {} if compiling else POSITIONS.of(position_ids)
+        key = (batch, q_length, k_length, window)
+        found = kept.get(key)
+        if found is None:
+            found = _of_positions(position_ids, batch, q_length, k_length, window)
+            if not compiling and not is_tracing(position_ids):
+                kept[key] = found
+        return found
+    return _causal(window)
+
+
+def _of_positions(
+    position_ids: Tensor, batch: int, q_length: int, k_length: int, window: int | None
+) -> Visibility:
+    if _per_token(position_ids, batch, q_length):
         rows = rows_of_positions(position_ids, batch, q_length, k_length, window)
         if rows is not None:
             return Visibility(intervals=rows)
+    return _causal(window)
+
+
+def _causal(window: int | None) -> Visibility:
     if window is None:
-        return FULL if q_length == 1 else CAUSAL
+        return CAUSAL
     if torch.compiler.is_compiling():
         return Visibility(causal=True, window=window)
     found = _windows.get(window)

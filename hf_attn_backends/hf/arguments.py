@@ -40,25 +40,27 @@ INERT = frozenset(
 )
 """Leak through from the model, the Trainer or a collator, and change no attention."""
 
+_PAGED = "a paged cache is read only as continuous batching hands it out, with cu_seq_lens_q"
+
 REFUSED = {
     "alibi": "an ALiBi bias is not implemented",
     "attention_bias": "an additive bias is not implemented",
     "attn_bias": "an additive bias is not implemented",
     "block_indices": "block-sparse attention is not implemented",
-    "block_table": "a paged cache (continuous batching) is not implemented",
+    "block_table": _PAGED,
     "cross_attn_head_mask": "head masks need attention weights, which are never formed",
     "head_mask": "head masks need attention weights, which are never formed",
     "indices": "sparse attention over chosen keys is not implemented",
-    "k_cache": "a paged cache (continuous batching) is not implemented",
+    "k_cache": _PAGED,
     "layer_head_mask": "head masks need attention weights, which are never formed",
     "output_attentions": "the attention weights are never formed, so none can be returned",
     "position_bias": "a position bias is not implemented",
-    "read_index": "a paged cache (continuous batching) is not implemented",
+    "read_index": _PAGED,
     "relative_position_bias": "a position bias is not implemented",
     "score_mod": "score functions are not implemented",
     "sinks": "sinks under this name are not implemented",
-    "v_cache": "a paged cache (continuous batching) is not implemented",
-    "write_index": "a paged cache (continuous batching) is not implemented",
+    "v_cache": _PAGED,
+    "write_index": _PAGED,
 }
 """Change the result, and are not served by this package under any of its names."""
 

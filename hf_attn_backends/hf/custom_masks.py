@@ -16,12 +16,14 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_attn_backends.errors import CallRefusedError, compose
-from hf_attn_backends.hf.memo import HOLES, MASKS
+from hf_attn_backends.hf.memo import DENSE, MASKS
 from hf_attn_backends.kernels.visibility import Visibility, intervals_from_dense
 
 HIDDEN = -1e4  # BERT's old -10000 and all beyond: exp() of it is 0 in every dtype
 
 _READ = "visibility"
+_AS_IT_IS = "dense, the mask itself"
+_last: tuple[Tensor | None, Visibility | None] = (None, None)
 
 
 def visibility_of(mask: Any, q_length: int, k_length: int) -> Visibility:
@@ -34,6 +36,11 @@ def visibility_of(mask: Any, q_length: int, k_length: int) -> Visibility:
     Raises:
         CallRefusedError: No tensor of four dimensions, of another dtype, or a bias.
     """
+    compiling = torch.compiler.is_compiling()
+    if not compiling:
+        last, visibility = _last
+        if mask is last and visibility is not None:
+            return visibility
     if not isinstance(mask, Tensor) or mask.dim() != 4:
         raise _refused(
             f"attention_mask must be a tensor of 4 dimensions, got {_describe(mask)}; the mask "
@@ -42,14 +49,14 @@ def visibility_of(mask: Any, q_length: int, k_length: int) -> Visibility:
     if mask.dtype == torch.int32 and mask.shape[-1] == 2 and mask.shape[1] == 1:
         return _own(mask)
     kept: dict = {}
-    if not torch.compiler.is_compiling():
+    if not compiling:
         kept = MASKS.of(mask)
-        if (found := kept.get((_READ, k_length))) is not None:
-            return found
-    compiling = torch.compiler.is_compiling()
+        found = kept.get((_READ, q_length, k_length))
+        if found is not None:
+            return Visibility(dense=mask) if found is _AS_IT_IS else found
     tracing = is_tracing(mask)  # also fake tensors and captured streams: nothing can be read
     if mask.dtype == torch.bool:
-        seen, read = mask, q_length > 1 and HOLES not in kept and not tracing
+        seen, read = mask, q_length > 1 and not tracing and mask not in DENSE
     elif mask.dtype.is_floating_point:
         if tracing and not compiling:  # torch.compile breaks the graph at the reading instead
             raise _refused("an additive attention_mask cannot be read while a graph is captured")
@@ -74,13 +81,12 @@ def visibility_of(mask: Any, q_length: int, k_length: int) -> Visibility:
     visibility = Visibility(dense=seen) if rows is None else Visibility(intervals=rows)
     own_memory = seen is not mask and seen._base is not mask
     if rows is not None or own_memory:  # a view of the mask would keep it alive for ever
-        kept[_READ, k_length] = visibility
+        kept[_READ, q_length, k_length] = visibility
     elif read:
-        kept[HOLES] = True
+        DENSE.add(mask)
+    if seen is mask and rows is None and not tracing:
+        kept[_READ, q_length, k_length] = _AS_IT_IS
     return visibility
-
-
-_last: tuple[Tensor | None, Visibility | None] = (None, None)
 
 
 def _own(mask: Tensor) -> Visibility:
@@ -88,10 +94,8 @@ def _own(mask: Tensor) -> Visibility:
     global _last
     if torch.compiler.is_compiling():
         return Visibility(intervals=mask[:, 0])
-    last, visibility = _last
-    if last is not mask or visibility is None:
-        visibility = Visibility(intervals=mask[:, 0])
-        _last = (mask, visibility)
+    visibility = Visibility(intervals=mask[:, 0])
+    _last = (mask, visibility)
     return visibility
 
 

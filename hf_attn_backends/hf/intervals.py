@@ -116,6 +116,35 @@ def segment_rows(
     return bounded[0], bounded[1], last.to(torch.int32)
 
 
+def segment_intervals(
+    bounds_q: Tensor,
+    bounds_k: Tensor,
+    batch: int,
+    q_length: int,
+    k_length: int,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    """`[B, M, 2]` int32 of the rows of samples laid end to end; see `segment_rows`.
+
+    Args:
+        bounds_q, bounds_k, batch, q_length, k_length: As in `segment_rows`.
+        causal: Whether rows see no later key of their sample.
+        window: With `causal`: keys a row sees, its own included.
+    """
+    start, end, last = segment_rows(bounds_q, bounds_k, batch, q_length, k_length)
+    if causal:
+        end = torch.minimum(end, last + 1)
+        if window is not None:
+            start = torch.maximum(start, last + 1 - window)
+    return stack_rows(start, end, batch, k_length)
+
+
+def lengths_of(bounds: Tensor, count: int) -> Tensor:
+    """`[count]` int32 lengths of the first samples that cumulative lengths tell apart."""
+    return (bounds[1 : count + 1] - bounds[:count]).to(torch.int32)
+
+
 def stack_rows(start: Tensor, end: Tensor, batch: int, k_length: int) -> Tensor:
     """`[B, M, 2]` int32, contiguous and clamped to the keys, of two `[1 or B, M]` edges."""
     edges = torch.stack(torch.broadcast_tensors(start, end), dim=-1).clamp(0, k_length)

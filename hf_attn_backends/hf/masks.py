@@ -34,7 +34,7 @@ from hf_attn_backends.hf.intervals import (
     stack_rows,
     symmetric_rows,
 )
-from hf_attn_backends.hf.memo import known_dense
+from hf_attn_backends.hf.memo import DENSE
 from hf_attn_backends.hf.rules import rule_of, scalars_suffice
 from hf_attn_backends.kernels.visibility import intervals_from_dense
 
@@ -135,7 +135,7 @@ def visibility_mask(
     def dense() -> Tensor:
         mask = place.written_out()
         if not tracing:
-            known_dense(mask)
+            DENSE.add(mask)
         return mask
 
     packed = attention_mask is None and isinstance(q_offset, int) and q_length == kv_length > 1
@@ -191,7 +191,7 @@ def _evaluate(place: _Place) -> Tensor:
         part = intervals_from_dense(rows)
         if part is None:
             mask = rows if step >= place.q_length else place.written_out()
-            known_dense(mask)
+            DENSE.add(mask)
             return mask
         parts.append(part)
     return torch.cat(parts, dim=1)[:, None].contiguous()

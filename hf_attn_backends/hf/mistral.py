@@ -69,6 +69,9 @@ def choose(model: Any, value: str | None) -> tuple[str, Callable[[str], None]]:
                 ),
             )
             return
+        if result != decision.resolved:  # transformers 5.24 takes the prefix paged| off
+            decisions.remember(model, dataclasses.replace(decision, resolved=result))
+            return
         decisions.remember(model, decision)
 
     return decision.resolved, keep

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers.utils.import_utils import is_tracing
 
 from hf_attn_backends.errors import CallRefusedError, compose
-from hf_attn_backends.hf.intervals import run_starts, segment_rows, stack_rows
-from hf_attn_backends.hf.memo import POSITIONS
+from hf_attn_backends.hf.intervals import run_starts, segment_intervals, stack_rows
+from hf_attn_backends.hf.memo import POSITIONS, version_of
 from hf_attn_backends.kernels.visibility import Visibility
 
 _LINE = "packed"
@@ -38,11 +38,11 @@ def rows_of_positions(
     """
     key = (_LINE, batch, q_length, k_length, window)
     kept: dict | None = None
-    if not torch.compiler.is_compiling():
+    tracing = is_tracing(position_ids)
+    if not tracing:
         kept = POSITIONS.of(position_ids)
         if key in kept:
             return kept[key]
-    tracing = is_tracing(position_ids)
     if tracing and q_length != k_length:
         return None  # no value can be read, and a plain chunk must stay what it is
     follows = torch.nn.functional.pad(position_ids.diff(dim=-1) == 1, (1, 0), value=True)
@@ -58,7 +58,7 @@ def rows_of_positions(
         if window is not None:
             start = torch.maximum(start, index + 1 - window)
         rows = stack_rows(start, index + 1, batch, k_length)
-    if kept is not None and not tracing:
+    if kept is not None:
         kept[key] = rows
     return rows
 
@@ -90,16 +90,13 @@ def rows_of_lengths(
             "cu_seq_lens_q and cu_seq_lens_k must be vectors of one length, got shapes "
             f"{tuple(bounds_q.shape)} and {tuple(bounds_k.shape)}"
         )
-    key = (id(bounds_k), batch, q_length, k_length, causal, window)
-    kept = None if torch.compiler.is_compiling() else POSITIONS.of(bounds_q)
-    if kept is not None and key in kept:
-        return kept[key][0]
-    start, end, last = segment_rows(bounds_q, bounds_k, batch, q_length, k_length)
-    if causal:
-        end = torch.minimum(end, last + 1)
-        if window is not None:
-            start = torch.maximum(start, last + 1 - window)
-    rows = stack_rows(start, end, batch, k_length)
+    kept = None
+    if not is_tracing(bounds_q) and (version := version_of(bounds_k)) is not None:
+        kept = POSITIONS.of(bounds_q)
+        key = (id(bounds_k), version, batch, q_length, k_length, causal, window)
+        if key in kept:
+            return kept[key][0]
+    rows = segment_intervals(bounds_q, bounds_k, batch, q_length, k_length, causal, window)
     if kept is not None:
         kept[key] = (rows, bounds_k)  # held, so that its id stays its own
     return rows

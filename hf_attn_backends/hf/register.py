@@ -16,8 +16,10 @@ from typing import Any
 import wrapt
 
 from hf_attn_backends.errors import RegistrationError, compose
+from hf_attn_backends.hf import paged_routing
 
 NAMES = ("triton_fa2", "triton_decode", "auto")
+_REGISTERED = (*NAMES, *(paged_routing.PREFIX + name for name in NAMES))
 
 _OURS = "__hf_attn_backends__"
 _lock = threading.RLock()
@@ -73,10 +75,13 @@ def _functions(kind: str) -> dict[str, Any]:
     if kind not in _made:
         if kind == "attention":
             make = importlib.import_module("hf_attn_backends.hf.adapter").attention_function
-            _made[kind] = {name: make(name) for name in NAMES}
+            made = {name: make(name) for name in NAMES}
+            _made[kind] = {
+                name: made[name.removeprefix(paged_routing.PREFIX)] for name in _REGISTERED
+            }
         else:
             mask = importlib.import_module("hf_attn_backends.hf.masks").visibility_mask
-            _made[kind] = dict.fromkeys(NAMES, mask)
+            _made[kind] = dict.fromkeys(_REGISTERED, mask)
         for function in _made[kind].values():
             setattr(function, _OURS, True)
     return _made[kind]
@@ -93,7 +98,7 @@ def _owned(value: Any) -> bool:
 def _check_interface(interface: Any, shared: Any) -> None:
     """Raise where one of our names is taken by somebody else."""
     mapping = interface._global_mapping
-    for name in NAMES:
+    for name in _REGISTERED:
         held = mapping.get(name)
         if held is None and shared is not None:
             held = shared._local_mapping.get(name)
@@ -113,7 +118,7 @@ def _put(interface: Any, kind: str) -> None:
 
 
 def _take(interface: Any) -> None:
-    for name in NAMES:
+    for name in _REGISTERED:
         if _owned(interface._global_mapping.get(name)):
             del interface._global_mapping[name]
 
@@ -158,12 +163,17 @@ def _undo_mistral(module: Any) -> None:
     mistral.uninstall(module.MistralPreTrainedModel)
 
 
+def _fit_batching(module: Any) -> None:
+    paged_routing.fit(module, NAMES)
+
+
 def _nothing(module: Any) -> None:
-    """Mistral's classes hold no names, so there is nothing to check."""
+    """Neither Mistral's classes nor continuous batching hold names: there is nothing to check."""
 
 
 _PARTS: dict[str, tuple[Callable, Callable, Callable]] = {
     "transformers.masking_utils": (_check_masks, _fit_masks, _undo_masks),
     "transformers.modeling_utils": (_check_attention, _fit_attention, _undo_attention),
     "transformers.models.mistral.modeling_mistral": (_nothing, _fit_mistral, _undo_mistral),
+    **dict.fromkeys(paged_routing.MODULES, (_nothing, _fit_batching, paged_routing.undo)),
 }

@@ -29,20 +29,6 @@ def refuse_unsupported(model: Any, value: str | None) -> tuple[str | None, None]
     if plain not in NAMES:
         return value, None
     name = type(model).__name__
-    if value != plain:
-        reason = (
-            "continuous batching keeps its keys and values in a paged cache, which this package's "
-            "kernels do not read"
-        )
-        raise BackendRefusedError(
-            compose(
-                f"attn_implementation='{value}' for {name}",
-                [reason],
-                works="continuous batching under sdpa",
-                fix='model.set_attn_implementation("sdpa")',
-            ),
-            [reason],
-        )
     if not looks_up_interface(type(model)):
         reason = (
             f"{name} computes attention in its own code and never calls the function registered "
@@ -90,7 +76,8 @@ def _source_of(module_name: str) -> str | None:
 def _refuse_unchanged(model: Any, value: Any) -> None:
     """Refuse where transformers only warned that it cannot switch this class at run time."""
     now = model.config._attn_implementation
-    if not isinstance(value, str) or value not in NAMES or now == value:
+    plain = value.removeprefix("paged|") if isinstance(value, str) else value
+    if plain not in NAMES or now.removeprefix("paged|") == plain:
         return
     reason = (
         f"transformers cannot switch {type(model).__name__} at run time (it finds no call of "

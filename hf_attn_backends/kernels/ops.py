@@ -5,20 +5,19 @@ head dim, `E` the value's head dim.
 
 `hf_attn_backends::attention_forward` and `::attention_backward` are opaque to torch.compile, have
 fake implementations with the exact strides, and count each launch in the witness when they run.
-Autograd is a plain `autograd.Function` around them, the cheapest boundary there is.
+Autograd is a plain `autograd.Function` around them. Eager calls on plain tensors pass by the
+operators and launch directly (`direct`).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hf_attn_backends import witness
-from hf_attn_backends.call import class_name, dtype_name, features_name
-from hf_attn_backends.kernels.variants import VARIANTS, resolve_variant
+from hf_attn_backends.kernels import counted, direct
+from hf_attn_backends.kernels.counted import Options
+from hf_attn_backends.kernels.variants import VARIANTS
 from hf_attn_backends.kernels.visibility import Visibility
 
 __all__ = ["VARIANTS", "triton_attention", "triton_attention_with_lse"]
@@ -43,23 +42,6 @@ def _visibility(
     return Visibility(causal=causal, window=window or None, intervals=intervals, dense=dense)
 
 
-def _features(
-    query: Tensor, value: Tensor, sinks: Tensor | None, softcap: float, dropout_p: float
-) -> str:
-    return features_name(
-        dropout=dropout_p > 0.0,
-        sinks=sinks is not None,
-        softcap=softcap > 0.0,
-        value_dim=value.shape[-1] != query.shape[-1],
-    )
-
-
-def _extras(
-    sinks: Tensor | None, seed: Tensor | None, softcap: float, dropout_p: float
-) -> dict[str, Any]:
-    return {"sinks": sinks, "seed": seed, "softcap": softcap, "dropout_p": dropout_p}
-
-
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -77,14 +59,8 @@ def _forward(
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     visibility = _visibility(intervals, dense, causal, window)
-    features = _features(query, value, sinks, softcap, dropout_p)
-    chosen = resolve_variant("forward", variant, query, key, value, visibility, scale, features)
-    # Only the portable variant knows these, and it is the one that they resolve to.
-    extras = _extras(sinks, seed, softcap, dropout_p) if features else {}
-    result = chosen.launch(query, key, value, visibility, scale, **extras)
-    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind, features)
-    witness.count(backend, chosen.name, "forward", name)
-    return result
+    options = Options(visibility, scale, backend, variant, sinks, seed, softcap, dropout_p)
+    return counted.forward(query, key, value, options)
 
 
 def _backward(
@@ -109,23 +85,10 @@ def _backward(
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     visibility = _visibility(intervals, dense, causal, window)
-    features = _features(query, value, sinks, softcap, dropout_p)
-    chosen = resolve_variant("backward", variant, query, key, value, visibility, scale, features)
-    grads = chosen.launch(
-        grad_out,
-        query,
-        key,
-        value,
-        out,
-        lse,
-        visibility,
-        scale,
-        need_dq=need_dq,
-        need_dkdv=need_dkdv,
-        **(_extras(sinks, seed, softcap, dropout_p) if features else {}),
-    )
-    name = class_name(dtype_name(query.dtype), query.shape[-1], visibility.kind, features)
-    witness.count(backend, chosen.name, "backward", name)
+    options = Options(visibility, scale, backend, variant, sinks, seed, softcap, dropout_p)
+    grads = counted.backward(
+        grad_out, query, key, value, out, lse, options, need_dq, need_dkdv
+    )  # fmt: skip
     dsinks = query.new_empty(0) if sinks is None else grads[3].to(sinks.dtype)
     return grads[0], grads[1], grads[2], dsinks
 
@@ -250,33 +213,16 @@ def triton_attention_with_lse(
         is a function of the seed and of the weight's place.
         FlashAttention-2: arXiv 2307.08691.
     """
-    factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
-    if dropout_p == 0.0:
-        seed = None
-    elif seed is None:
-        seed = torch.randint(2**62, (1,), dtype=torch.int64, device=query.device)
+    options = _options(query, visibility, scale, softcap, sinks, dropout_p, seed, backend, variant)
+    grad = _wants_gradients(query, key, value, sinks)
+    if not grad and not torch.compiler.is_compiling() and direct.possible(query, key, value):
+        return counted.forward(query, key, value, options)
     arguments = (
-        query,
-        key,
-        value,
-        visibility.intervals,
-        visibility.dense,
-        factor,
-        visibility.causal,
-        visibility.window or 0,
-        backend,
-        variant,
-        sinks,
-        seed,
-        softcap or 0.0,
-        dropout_p,
-    )
-    if torch.is_grad_enabled() and (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or (sinks is not None and sinks.requires_grad)
-    ):
+        query, key, value, visibility.intervals, visibility.dense, options.scale,
+        visibility.causal, visibility.window or 0, backend, variant, sinks, options.seed,
+        options.softcap, dropout_p,
+    )  # fmt: skip
+    if grad:
         return TritonAttention.apply(*arguments)  # pyright: ignore[reportReturnType]
     return _forward_op(*arguments)
 
@@ -296,7 +242,37 @@ def triton_attention(
     variant: str = "auto",
 ) -> Tensor:
     """`triton_attention_with_lse` without the log-sum-exp."""
+    if not torch.compiler.is_compiling() and direct.possible(query, key, value):
+        options = _options(
+            query, visibility, scale, softcap, sinks, dropout_p, seed, backend, variant
+        )  # fmt: skip
+        if _wants_gradients(query, key, value, sinks):
+            return direct.attend(query, key, value, sinks, options)
+        return counted.forward(query, key, value, options)[0]
     return triton_attention_with_lse(
         query, key, value, visibility, scale=scale, softcap=softcap, sinks=sinks,
         dropout_p=dropout_p, seed=seed, backend=backend, variant=variant,
     )[0]  # fmt: skip
+
+
+def _options(
+    query: Tensor, visibility: Visibility, scale: float | None, softcap: float | None,
+    sinks: Tensor | None, dropout_p: float, seed: Tensor | None, backend: str, variant: str,
+) -> Options:  # fmt: skip
+    factor = query.shape[-1] ** -0.5 if scale is None else float(scale)
+    if dropout_p == 0.0:
+        seed = None
+    elif seed is None:
+        seed = torch.randint(2**62, (1,), dtype=torch.int64, device=query.device)
+    return Options(
+        visibility, factor, backend, variant, sinks, seed, softcap or 0.0, dropout_p
+    )  # fmt: skip
+
+
+def _wants_gradients(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (sinks is not None and sinks.requires_grad)
+    )

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_attn_backends.call import class_name, dtype_name, features_name
 from hf_attn_backends.errors import CallRefusedError, InvalidCallError, compose
 from hf_attn_backends.kernels.visibility import Visibility
 
 VARIANTS = ("triton", "hopper", "decode")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+_FEW_ROWS = 16  # decode.MAX_QUERY_LENGTH, which cannot be imported without loading triton
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -131,7 +133,15 @@ def _decode() -> tuple[Variant, Any]:
     return Variant("decode", decode.launch_decode), decode.refusals
 
 
-_resolved: dict[tuple[object, ...], Variant] = {}
+class Resolved(NamedTuple):
+    """Who serves a call: the variant's name and launch function, and the call's class as text."""
+
+    name: str
+    launch: Any
+    call_class: str
+
+
+_resolved: dict[tuple[object, ...], Resolved] = {}
 _RESOLVED_KEPT = 4096
 
 
@@ -143,8 +153,11 @@ def resolve_variant(
     value: Tensor,
     visibility: Visibility,
     scale: float,
-    features: str = "",
-) -> Variant:
+    *,
+    sinks: bool = False,
+    softcap: bool = False,
+    dropout: bool = False,
+) -> Resolved:
     """Choose the variant for one call; the answer is kept for calls of the same layout.
 
     Args:
@@ -155,35 +168,36 @@ def resolve_variant(
         value: `[B, G, N, E]`.
         visibility: Which keys each row sees.
         scale: Factor of the scores.
-        features: Of the call's class; the portable variant alone has them.
+        sinks, softcap, dropout: Features of the call's class; the portable variant alone has them.
 
     Raises:
         CallRefusedError: Nothing serves the call, or not the variant that was asked for.
     """
-    layout = (
-        phase,
-        asked,
-        query.device,
-        query.dtype,
-        visibility.kind,
-        scale > 0,
-        query.shape,
-        query.stride(),
-        key.shape,
-        key.stride(),
-        value.shape[3],
-        value.stride(),
-        features,
-        (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
-        torch.are_deterministic_algorithms_enabled(),
-    )
-    variant = _resolved.get(layout)
-    if variant is None:
+    shape, key_shape = query.shape, key.shape
+    if asked == "auto" and phase == "forward" and shape[2] <= _FEW_ROWS and key_shape[2] > shape[2]:
+        # A step of decoding: no length decides, and a growing cache must not be a new layout.
+        layout = (
+            query.device, query.dtype, visibility.kind, shape[3], value.shape[3], sinks, softcap,
+            dropout,
+        )  # fmt: skip
+    else:
+        layout = (
+            phase, asked, query.device, query.dtype, visibility.kind, scale > 0, shape,
+            query.stride(), key_shape, key.stride(), value.shape[3], value.stride(), sinks,
+            softcap, dropout, (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15,
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+    found = _resolved.get(layout)
+    if found is None:
+        features = features_name(
+            sinks=sinks, softcap=softcap, dropout=dropout, value_dim=value.shape[3] != shape[3]
+        )
         variant = _resolve(phase, asked, query, key, value, visibility, scale, features)
+        name = class_name(dtype_name(query.dtype), shape[3], visibility.kind, features)
         if len(_resolved) >= _RESOLVED_KEPT:
             _resolved.clear()
-        _resolved[layout] = variant
-    return variant
+        found = _resolved[layout] = Resolved(variant.name, variant.launch, name)
+    return found
 
 
 def _resolve(

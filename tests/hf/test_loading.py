@@ -310,19 +310,25 @@ def test_families_without_a_hook_of_their_own_take_the_name(gated):
         assert looks_up_interface(cls), family
 
 
-def test_continuous_batching_is_refused_by_its_name(models, gated):
+def test_the_name_of_continuous_batching_is_decided_like_ours(models, gated, monkeypatch, tmp_path):
     from transformers import LlamaForCausalLM
 
     model = models.build(models.config(), "triton_fa2")
-    with pytest.raises(BackendRefusedError, match="continuous batching"):
-        model.set_attn_implementation("paged|triton_fa2")
-    assert model.config._attn_implementation == "triton_fa2"
+    model.set_attn_implementation("paged|triton_fa2")
+    now = model.config._attn_implementation
+    assert now in ("triton_fa2", "paged|triton_fa2")  # transformers 5.24 takes the prefix off
+    decision = decision_of(model)
+    assert decision.requested in (now, "paged|triton_fa2")
+    assert (decision.resolved, decision.gate is not None) == (now, True)
     llama = AutoConfig.for_model(
         "llama", hidden_size=32, intermediate_size=32, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, vocab_size=16,
     )  # fmt: skip
-    with pytest.raises(BackendRefusedError, match="continuous batching"):
-        LlamaForCausalLM._from_config(llama, attn_implementation="paged|triton_fa2")
+    made = LlamaForCausalLM._from_config(llama, attn_implementation="paged|triton_fa2")
+    assert made.config._attn_implementation == now
+    monkeypatch.setenv("HF_ATTN_HOME", str(tmp_path))
+    with pytest.raises(GateError, match="equivalence gate"):
+        models.build(models.config(), "paged|triton_fa2")
 
 
 def test_what_transformers_would_swap_in_quietly_is_refused(models, gated, monkeypatch):

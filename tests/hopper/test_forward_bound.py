@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hf_attn_backends.kernels.hopper import bound
+from hf_attn_backends.kernels import bound
 
 PTX = """
 .visible .entry attend(
@@ -50,7 +50,7 @@ class Driver:
         return 0
 
     def cuLaunchKernelEx(self, config_at, function, pointers, extra):
-        config = bound._Config.from_address(config_at.value)
+        config = bound.LaunchConfig.from_address(config_at.value)
         sizes = [128, 4, 4, 8, 8, 8, 4, 4, 8, 8]
         block = [ctypes.string_at(p, n) for p, n in zip(pointers, sizes, strict=True)]
         head = (function, *config.grid, *config.block, config.shared, config.stream)
@@ -63,7 +63,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     fake = Driver()
-    monkeypatch.setattr(bound, "_driver", lambda: fake)
+    monkeypatch.setattr(bound, "driver", lambda: fake)
     return fake
 
 
@@ -92,8 +92,8 @@ def test_a_launch_writes_maps_shapes_strides_scalars_and_addresses(driver):
 
 
 def test_the_launch_configuration_has_the_drivers_layout():
-    assert bound._Config.stream.offset == 32
-    assert ctypes.sizeof(bound._Config) == 56
+    assert bound.LaunchConfig.stream.offset == 32
+    assert ctypes.sizeof(bound.LaunchConfig) == 56
 
 
 def test_addresses_are_written_anew_only_where_they_change(driver):

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hf_attn_backends.kernels.hopper import bound, forward, limits
+from hf_attn_backends.kernels import bound
+from hf_attn_backends.kernels.hopper import forward, limits
 from hf_attn_backends.kernels.visibility import CAUSAL, Visibility
 
 ROWS = (64, 128, 128, 64)
@@ -50,7 +51,7 @@ def launches(monkeypatch):
         strides = [
             [struct.unpack("q", b)[0] for b in block[9 * n + 5 : 9 * n + 9]] for n in range(4)
         ]
-        grid = bound._Config.from_address(config.value).grid[0]
+        grid = bound.LaunchConfig.from_address(config.value).grid[0]
         seen.append(
             SimpleNamespace(
                 addresses=addresses,
@@ -64,7 +65,7 @@ def launches(monkeypatch):
         return 0
 
     driver = SimpleNamespace(cuTensorMapEncodeTiled=encode, cuLaunchKernelEx=launch)
-    monkeypatch.setattr(bound, "_driver", lambda: driver)
+    monkeypatch.setattr(bound, "driver", lambda: driver)
     monkeypatch.setattr(limits, "environment_refusals", lambda device: [])
     monkeypatch.setattr(forward, "device_facts", lambda index: ((9, 0), 132))
     monkeypatch.setattr(forward, "_PLANS", {})

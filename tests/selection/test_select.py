@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import types
 
 import pytest
 
 from hf_attn_backends import environment, selection
 from hf_attn_backends.backends import AttentionBackend, AttentionBackendFactory
-from hf_attn_backends.errors import BackendRefusedError, UnknownBackendError
+from hf_attn_backends.errors import BackendRefusedError, GateError, UnknownBackendError
 from hf_attn_backends.selection import (
     ALL_BACKENDS,
     banner_value,
@@ -101,10 +102,21 @@ def test_names_that_others_registered_with_transformers_pass_through():
         functions._global_mapping.pop("my_own_attention")
 
 
-def test_our_kernels_do_not_read_paged_caches(write_gate, gate_dir):
-    write_gate("float32/d64/causal")
-    with pytest.raises(BackendRefusedError, match="continuous batching"):
+def test_continuous_batching_asks_the_gate_like_any_request(write_gate, gate_dir):
+    """The prefix changes nothing but the name: transformers 5.17 needs it."""
+    with pytest.raises(GateError, match="equivalence gate"):
         select_attn_implementation("paged|triton_fa2", device="cpu", gate_dir=gate_dir)
+    write_gate("float32/d64/causal")
+    decision = decide("paged|triton_fa2", device="cpu", gate_dir=gate_dir)
+    assert decision.resolved == "paged|triton_fa2"
+    assert decision.gate is not None
+    with pytest.raises(BackendRefusedError, match="head_dim"):
+        select_attn_implementation(
+            "paged|triton_fa2",
+            device="cpu",
+            gate_dir=gate_dir,
+            model_config=types.SimpleNamespace(head_dim=8),
+        )
 
 
 def test_a_plug_in_is_for_single_calls():

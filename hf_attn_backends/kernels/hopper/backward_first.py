@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hf_attn_backends.kernels.bound import BoundKernel, Map, Plan
 from hf_attn_backends.kernels.hopper.backward_plans import (
     KEYS,
     Plans,
@@ -15,7 +16,6 @@ from hf_attn_backends.kernels.hopper.backward_plans import (
     new_gradients,
     tile_rows,
 )
-from hf_attn_backends.kernels.hopper.bound import BoundKernel, Map, Plan
 from hf_attn_backends.kernels.hopper.limits import KINDS, safe_strides
 from hf_attn_backends.kernels.visibility import Visibility
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_attn_backends.kernels.hopper.bound import Plan
+from hf_attn_backends.kernels.bound import Plan
 
 KEYS = 128  # keys of a program
 TILE = 8192  # elements of a tile of queries

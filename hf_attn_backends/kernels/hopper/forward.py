@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_attn_backends.errors import CallRefusedError, compose
-from hf_attn_backends.kernels.hopper.bound import BoundKernel, Map, Plan
+from hf_attn_backends.kernels.bound import BoundKernel, Map, Plan
 from hf_attn_backends.kernels.hopper.limits import (
     KINDS,
     TILE,

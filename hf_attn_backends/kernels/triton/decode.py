@@ -13,7 +13,6 @@ lengths, tables or intervals change under it.
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from hf_attn_backends.errors import InvalidCallError
@@ -30,11 +29,17 @@ from hf_attn_backends.kernels.triton.decode_tiles import (
 from hf_attn_backends.kernels.triton.launch import (
     INTERPRETED,
     block_d,
+    block_of,
     compute_dtype,
+    keep_block,
     launch_options,
     on_device,
     precision,
+    regular,
+    row_sums,
     rows_contiguous,
+    rows_first,
+    stream_of,
     visibility_arguments,
     wide,
 )
@@ -179,54 +184,98 @@ def _launch(
     tile: DecodeTile | None,
     splits: int | None,
 ) -> tuple[Tensor, Tensor]:
-    reasons = refusals(query, visibility)
-    if reasons:
-        raise InvalidCallError("; ".join(reasons))
+    if query.shape[2] > MAX_QUERY_LENGTH or visibility.dense is not None:
+        raise InvalidCallError("; ".join(refusals(query, visibility)))
     batch, heads, q_len, head_dim = query.shape
     group = heads // kv_heads
-    out = query.new_empty(batch, q_len, heads, head_dim).transpose(1, 2)
-    lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=query.device)
+    out, out_strides = rows_first(query, batch, heads, q_len, head_dim)
+    lse = row_sums(query, batch, heads, q_len)
     if out.numel() == 0:
         return out, lse
     query = rows_contiguous(query)
     tile = tile or decode_tile_of(query, group * q_len)
-    tiles_m = triton.cdiv(group * q_len, tile.block_m)
+    tiles_m = -(-group * q_len // tile.block_m)
     programs = batch * kv_heads * tiles_m
+    window = visibility.window or 0
     if splits is None:
-        seen = k_len if visibility.window is None else min(k_len, visibility.window + q_len - 1)
+        seen = min(k_len, window + q_len - 1) if window else k_len
         splits = splits_of(query, tile, programs, seen)
     rows = batch * heads * q_len
-    part, part_peak, part_denom = lse, lse, lse
+    room = lse
+    peaks, denoms = 0, 0  # where they begin in the workspace
     if splits > 1:
-        part = torch.empty(rows, splits, head_dim, dtype=torch.float32, device=query.device)
-        part_peak = torch.empty(rows, splits, dtype=torch.float32, device=query.device)
-        part_denom = torch.empty_like(part_peak)
-    vis = visibility_arguments(visibility, lse)
+        padded_rows = -(-rows * splits // 4) * 4  # so that all three begin at 16 bytes
+        peaks = rows * splits * head_dim
+        denoms = peaks + padded_rows
+        size = denoms + padded_rows
+        room = torch.empty_strided((size,), (1,), dtype=torch.float32, device=query.device)
+    intervals, interval_strides = _interval_arguments(visibility, lse)
+    limits = lse if lengths is None else lengths
+    pages = lse if table is None else table
+    strides = (*query.stride()[:3], *key_strides, *value_strides, *out_strides)
+    numbers = (
+        *interval_strides, 0 if table is None else table.stride(0), splits, q_len, k_len, window,
+        float(scale),
+    )  # fmt: skip
+    sums = lse.data_ptr()
+    part = room.data_ptr()
+    addresses = (
+        query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), sums, part,
+        part + 4 * peaks, part + 4 * denoms, limits.data_ptr(), intervals.data_ptr(),
+        pages.data_ptr(),
+    )  # fmt: skip
+    index = query.device.index
+    which = (
+        "decode", index, query.dtype, heads, kv_heads, tiles_m, head_dim, tile, visibility.kind,
+        lengths is None, page, splits > 1, is_wide,
+    )  # fmt: skip
     bd = block_d(head_dim)
+    padded = 1 << (splits - 1).bit_length()
+    combine = ("decode combine", index, query.dtype, head_dim, padded)
+    kept = regular(query, addresses, strides)
+    if kept:
+        first, second = block_of(which), block_of(combine)
+        if first is not None and (second is not None or splits == 1):
+            stream = stream_of(query)
+            first.launch(stream, programs, splits, (*addresses, *strides, *numbers))
+            if second is not None and splits > 1:
+                second.launch(
+                    stream, rows, 1,
+                    (*addresses[5:8], addresses[3], sums, *out_strides, heads, q_len, splits),
+                )  # fmt: skip
+            return out, lse
     pdl = _dependent_launches(query)
     options = {"launch_pdl": True} if pdl else {}
+    parts = (room, room[peaks:], room[denoms:])
     with on_device(query):
-        _attn_decode_kernel[(programs, splits)](
-            query, key, value, out, lse, part, part_peak, part_denom,
-            lse if lengths is None else lengths, vis.intervals, lse if table is None else table,
-            *query.stride()[:3], *key_strides, *value_strides, *out.stride()[:3],
-            *vis.interval_strides, 0 if table is None else table.stride(0),
-            splits, q_len, k_len, vis.window, scale,
+        compiled = _attn_decode_kernel[(programs, splits)](
+            query, key, value, out, lse, *parts, limits, intervals, pages, *strides, *numbers,
             KV_HEADS=kv_heads, GROUP=group, TILES_M=tiles_m,
             HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n,
-            WARPS_APART=tile.warps_apart, KIND=vis.kind, LENGTHS=lengths is not None, PAGE=page,
-            SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype),
+            WARPS_APART=tile.warps_apart, KIND=visibility.kind, LENGTHS=lengths is not None,
+            PAGE=page, SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype),
             STAGES=pipeline_stages(tile, page), PDL=pdl, QUERY_IN_LOOP=tile.query_in_loop,
             **launch_options(tile.warps), **options,
         )  # fmt: skip
+        if kept:
+            keep_block(which, compiled, "q" * 11 + "i" * 19 + "f")
         if splits > 1:
-            padded = triton.next_power_of_2(splits)
-            _attn_decode_combine_kernel[(rows,)](
-                part, part_peak, part_denom, out, lse, *out.stride()[:3], heads, q_len, splits,
+            compiled = _attn_decode_combine_kernel[(rows,)](
+                *parts, out, lse, *out_strides, heads, q_len, splits,
                 HEAD_DIM=head_dim, BD=bd, SPLITS=padded, CHUNK=min(padded, 4096 // bd),
                 PDL=pdl, **launch_options(4), **options,
             )  # fmt: skip
+            if kept:
+                keep_block(combine, compiled, "q" * 5 + "i" * 6)
     return out, lse
+
+
+def _interval_arguments(visibility: Visibility, unused: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    """The intervals and their strides; `unused` stands in where there are none."""
+    if visibility.intervals is None:
+        return unused, (0, 0)
+    arguments = visibility_arguments(visibility, unused)
+    return arguments.intervals, arguments.interval_strides
 
 
 def _dependent_launches(query: Tensor) -> bool:

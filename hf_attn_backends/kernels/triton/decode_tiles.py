@@ -11,6 +11,9 @@ from torch import Tensor
 from hf_attn_backends.kernels.triton.launch import INTERPRETED
 
 MAX_SPLITS = 128
+# What a program costs beside its tiles, and a split when they are combined, in units of a tile's
+# time; fitted to a sweep over splits of 7 shapes on an H200, like `resident` of the tiles.
+_BESIDE, _COMBINE = 0.5, 0.125
 
 
 class DecodeTile(NamedTuple):
@@ -22,7 +25,7 @@ class DecodeTile(NamedTuple):
         warps_apart: Warps that keep keys to themselves (all of them), or 1: they share a tile.
         warps: Triton's `num_warps`.
         stages: Pipelining depth of the loop over keys.
-        resident: Programs that one multiprocessor holds at a time.
+        resident: Programs that one multiprocessor is given at a time, at most what it holds.
         query_in_loop: Whether the query is loaded again with every tile of keys, out of the L2
             cache: then no program waits for its query before it asks for its keys, and the
             query takes shared memory in place of registers.
@@ -77,7 +80,8 @@ def decode_tile(
     if head_dim > 128:
         return DecodeTile(min(rows, 32), 32, 1, 4, stages, 2)
     if rows == 16:
-        return DecodeTile(16, 64, 4, 4, stages, 2)
+        # One program a multiprocessor keeps the memory busy; more of them are more to combine.
+        return DecodeTile(16, 64, 4, 4, stages, 1)
     return DecodeTile(rows, 64, 1, 4, stages, 2)
 
 
@@ -95,7 +99,6 @@ def splits_of(query: Tensor, tile: DecodeTile, programs: int, keys: int) -> int:
     return number_of_splits(device.multiprocessors, tile, programs, keys)
 
 
-@lru_cache(maxsize=4096)
 def number_of_splits(multiprocessors: int, tile: DecodeTile, programs: int, keys: int) -> int:
     """Among how many programs a row's keys are divided.
 
@@ -109,12 +112,17 @@ def number_of_splits(multiprocessors: int, tile: DecodeTile, programs: int, keys
         The number with the least of: waves of programs x (tiles of one program + what a program
         costs beside its tiles), plus what combining costs, all in units of one tile's time.
     """
-    slots = multiprocessors * tile.resident
     tiles = max(1, -(-keys // tile.block_n))
+    return _splits(multiprocessors * tile.resident, programs, tiles)
+
+
+@lru_cache(maxsize=4096)
+def _splits(slots: int, programs: int, tiles: int) -> int:
+    """By tiles, so that a cache that grows by a key a step asks anew at every tile only."""
 
     def cost(splits: int) -> float:
         waves = -(-programs * splits // slots)
-        combine = 0.0 if splits == 1 else 1.0 + splits / 64
-        return waves * (-(-tiles // splits) + 1.0) + combine
+        combine = 0.0 if splits == 1 else _COMBINE * splits
+        return waves * (-(-tiles // splits) + _BESIDE) + combine
 
     return min(range(1, min(tiles, MAX_SPLITS) + 1), key=cost)

@@ -6,8 +6,10 @@ head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import NamedTuple
 
 import torch
@@ -15,12 +17,15 @@ from torch import Tensor
 from triton import knobs
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from hf_attn_backends.kernels.block import Block
 from hf_attn_backends.kernels.triton.tiles import TileSet, tiles_for
 from hf_attn_backends.kernels.visibility import Visibility
 
 INTERPRETED: bool = knobs.runtime.interpret
 """Whether this process runs the kernels in Triton's interpreter; fixed at triton's import."""
 
+_BLOCKS: dict[tuple[object, ...], Block | None] = {}
+_BLOCKS_KEPT = 1024
 _WIDE_FROM = 2**31 // 256  # a tile has at most 128 rows; half the int32 range is kept in reserve
 
 
@@ -141,3 +146,58 @@ def precision(dtype: torch.dtype) -> str:
 def launch_options(warps: int) -> dict[str, object]:
     """Compile options; FP fusion is named because Triton 3.10 turns its default off."""
     return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+
+
+def regular(tensor: Tensor, addresses: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a launch can go by a kept `Block`, on the current device.
+
+    Triton compiles a kernel for the class of each address and stride: 1, a multiple of 16 or
+    another. Regular are launches with nothing but multiples of 16 (0 is one), in 32 bits.
+
+    Args:
+        tensor: One of the kernel's tensors.
+        addresses: Of all of them.
+        strides: Every integer that Triton specialises, in elements.
+    """
+    if INTERPRETED or tensor.device.index != torch.cuda.current_device():
+        return False
+    bits = reduce(or_, strides)
+    return bits < 2**31 and not (bits | reduce(or_, addresses)) & 15
+
+
+def block_of(which: tuple[object, ...]) -> Block | None:
+    """The block of a kernel: `which` names it, its device and all that it was compiled for."""
+    return _BLOCKS.get(which)
+
+
+def keep_block(which: tuple[object, ...], compiled: object, codes: str) -> None:
+    """Keep a block of what a regular launch through Triton returned, where that is possible."""
+    if which not in _BLOCKS:
+        if len(_BLOCKS) >= _BLOCKS_KEPT:
+            _BLOCKS.clear()
+        _BLOCKS[which] = Block.of(compiled, codes)
+
+
+def stream_of(tensor: Tensor) -> int:
+    """The current CUDA stream of a tensor's device."""
+    return torch._C._cuda_getCurrentRawStream(tensor.device.index)
+
+
+def rows_first(
+    tensor: Tensor, batch: int, heads: int, length: int, dim: int
+) -> tuple[Tensor, tuple[int, int, int]]:
+    """An empty `[B, H, L, D]` over `[B, L, H, D]` memory, and its strides but the last."""
+    row = heads * dim
+    strides = (length * row, dim, row)
+    out = torch.empty_strided(
+        (batch, heads, length, dim), (*strides, 1), dtype=tensor.dtype, device=tensor.device
+    )
+    return out, strides
+
+
+def row_sums(tensor: Tensor, batch: int, heads: int, length: int) -> Tensor:
+    """An empty fp32 `[B, H, L]`."""
+    return torch.empty_strided(
+        (batch, heads, length), (heads * length, length, 1), dtype=torch.float32,
+        device=tensor.device,
+    )  # fmt: skip

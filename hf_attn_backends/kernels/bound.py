@@ -3,7 +3,8 @@
 Triton's own launch costs 11 us and more: it specialises every argument again and encodes every
 tensor map again. A `Plan` does that once for one set of shapes and strides: it holds the kernel's
 whole parameter block, and a launch writes into it only what can differ between two calls (the
-addresses), then calls the driver. Tensor maps are kept by address.
+addresses), then calls the driver. Tensor maps are kept by address. (`block` is for kernels whose
+numbers change from call to call.)
 
 The parameter block is laid out from the compiled PTX, so a change of Triton's calling convention
 is noticed (`BoundKernel.of` answers None) instead of launching garbage.
@@ -38,7 +39,7 @@ class DriverError(AttentionBackendError, RuntimeError):
     """The CUDA driver refused a tensor map or a launch."""
 
 
-class _Config(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     """`CUlaunchConfig`."""
 
     _fields_ = (
@@ -52,21 +53,27 @@ class _Config(ctypes.Structure):
 
 
 @lru_cache(maxsize=1)
-def _driver() -> ctypes.CDLL:
-    driver = ctypes.CDLL("libcuda.so.1")
+def driver() -> ctypes.CDLL:
+    """The CUDA driver, with the two functions that launches need."""
+    library = ctypes.CDLL("libcuda.so.1")
     u32, pointer = ctypes.c_uint32, ctypes.c_void_p
-    driver.cuLaunchKernelEx.argtypes = [pointer] * 4
-    driver.cuTensorMapEncodeTiled.argtypes = [
+    library.cuLaunchKernelEx.argtypes = [pointer] * 4
+    library.cuTensorMapEncodeTiled.argtypes = [
         pointer, u32, u32, pointer, pointer, pointer, pointer, pointer, u32, u32, u32, u32,
     ]  # fmt: skip
-    return driver
+    return library
+
+
+def parameters(ptx: str) -> list[tuple[str, str, str]]:
+    """Alignment, type and number of elements (or "") of every parameter of a PTX kernel."""
+    entry = _ENTRY.search(ptx)
+    return _PARAMETER.findall(entry[1] if entry else "")
 
 
 def parameter_sizes(ptx: str) -> list[tuple[int, int]]:
     """Size and alignment in bytes of every parameter of a PTX kernel."""
-    entry = _ENTRY.search(ptx)
     found = []
-    for align, kind, count in _PARAMETER.findall(entry[1] if entry else ""):
+    for align, kind, count in parameters(ptx):
         size = int(count) if count else _SIZES[kind]
         found.append((size, int(align) if align else size))
     return found
@@ -107,7 +114,7 @@ class Map:
         rank = len(self.shape)
         room = ctypes.create_string_buffer(_MAP_BYTES + 64)
         place = (ctypes.addressof(room) + 63) & ~63
-        code = _driver().cuTensorMapEncodeTiled(
+        code = driver().cuTensorMapEncodeTiled(
             place,
             self.element_type,
             rank,
@@ -160,13 +167,7 @@ class BoundKernel:
                 come first, each as its map, its shape and its strides; two scratch pointers last.
         """
         metadata = kernel.metadata
-        plain = (
-            getattr(metadata, "global_scratch_size", 0) == 0
-            and getattr(metadata, "profile_scratch_size", 0) == 0
-            and not getattr(metadata, "launch_cooperative_grid", False)
-            and not getattr(metadata, "launch_pdl", False)
-            and getattr(metadata, "num_ctas", 1) == 1
-        )
+        plain = plain_launch(metadata) and not getattr(metadata, "launch_pdl", False)
         bound = cls(kernel, kernel.function, metadata, kernel.asm["ptx"])
         shape = [
             size
@@ -182,6 +183,16 @@ class BoundKernel:
         if not plain or not known or len(sizes) != len(shape) + scalars + 2:
             return None
         return bound
+
+
+def plain_launch(metadata: object) -> bool:
+    """Whether a launch needs nothing but parameters, a grid and shared memory."""
+    return (
+        getattr(metadata, "global_scratch_size", 0) == 0
+        and getattr(metadata, "profile_scratch_size", 0) == 0
+        and not getattr(metadata, "launch_cooperative_grid", False)
+        and getattr(metadata, "num_ctas", 1) == 1
+    )
 
 
 class Plan:
@@ -219,7 +230,7 @@ class Plan:
             programs: Grid size.
         """
         self.kernel = kernel
-        self._config = _Config(
+        self._config = LaunchConfig(
             (programs, 1, 1), (kernel.threads, 1, 1), kernel.shared, None, None, 0
         )
         self._config_at = ctypes.c_void_p(ctypes.addressof(self._config))
@@ -267,7 +278,7 @@ class Plan:
                     struct.pack_into("Q", self._block, place, address)
                 self._held[1] = addresses
             self._config.stream = stream
-            status = _driver().cuLaunchKernelEx(
+            status = driver().cuLaunchKernelEx(
                 self._config_at, self.kernel.function, self._pointers, None
             )
         if status:
