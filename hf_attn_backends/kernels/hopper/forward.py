@@ -36,13 +36,13 @@ class Tuning:
 
     Attributes:
         turns: The two consumers take turns on the tensor cores.
+        lazy: The accumulator is rescaled only where a maximum has grown by more than `2 ** 8`.
+            None: for head dim 128; for 64 the branch costs more than the products.
         l2_bytes: Keys and values that are worked on together under causality and intervals.
     """
 
     turns: bool = True
-    rescale: int = 2
-    vlate: bool = True
-    fence: bool = True
+    lazy: bool | None = None
     l2_bytes: int = 32 * 2**20
 
 
@@ -219,7 +219,8 @@ def _prepare(
         inverse(group),
     )
     tensors = (q, k, v, out)
-    kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.turns, tuning.rescale, tuning.vlate, tuning.fence)
+    lazy = head_dim == 128 if tuning.lazy is None else tuning.lazy
+    kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.turns, lazy)
     if _KERNELS.get(kernel_key) is None:
         from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
 
@@ -232,9 +233,7 @@ def _prepare(
             BN=KEYS,
             D=head_dim,
             TURNS=tuning.turns,
-            RESCALE=tuning.rescale,
-            VLATE=tuning.vlate,
-            FENCE=tuning.fence,
+            LAZY=lazy,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -20,7 +20,6 @@ from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
 from hf_attn_backends.kernels.hopper.gluon_compat import GluonASTSource
 from hf_attn_backends.kernels.hopper.limits import KINDS
 
-EXTRA = dict(RESCALE=2, VLATE=True, FENCE=True)
 _ELEMENTS = {"bf16": gl.bfloat16, "fp16": gl.float16}
 
 
@@ -46,7 +45,7 @@ def compile_forward(
         "BN": KEYS,
         "D": head_dim,
         "TURNS": tuning.turns,
-        **EXTRA,
+        "LAZY": head_dim == 128 if tuning.lazy is None else tuning.lazy,
     }
     types = {
         "q_desc": descriptor(64),
@@ -77,14 +76,17 @@ def fixed_bounds(ir: str) -> int:
 
     Triton 3.6 takes a loop-carried number whose only use is the bound of an inner loop for dead.
     """
-    fixed, carried = 0, ""
+    fixed, inside = 0, ""
     for line in ir.splitlines():
         loop = re.search(r"scf\.for %\w+ = %\w+ to (%\w+) step %\w+ iter_args\((.*?)\) ->", line)
-        if not loop:
-            continue
-        if "tensor<" in line.split("->", 1)[1]:  # the consumers' loops, not the producer's
-            fixed += bool(carried) and f"{loop[1]} = " not in carried
-            carried = "" if carried else loop[2]
+        if loop and "tensor<" in line.split("->", 1)[1]:  # the consumers' loops, not the producer's
+            if inside:
+                fixed += f"{loop[1]} = " not in inside
+                inside = ""
+            else:
+                inside = loop[2]
+        elif inside:
+            inside += line
     return fixed
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from hf_attn_backends.kernels.hopper.forward_producer import read_rows
 from hf_attn_backends.kernels.hopper.gluon_compat import (
     fence_async_shared,
     tma_store,
     tma_store_wait,
 )
 
-
-_LEAST = gl.constexpr(-1e30)
+_LEAST = gl.constexpr(-(2.0**100))  # times the scale it is exact
 
 
 def _rescale_code(count: int) -> str:
@@ -45,6 +45,26 @@ def lane_sum(p):
     """Sum what one lane holds of each row: `[64, N]` -> `[64, 4]`, no shuffles."""
     x = p.reshape([p.shape[0], p.shape[1] // 8, 4, 2])
     return gl.sum(gl.sum(x, 3), 1)
+
+
+@gluon.jit
+def halves(s):
+    """The left and the right half of each row: `[64, N]` -> twice `[64, N / 2]`, no moves."""
+    return s.reshape([s.shape[0], 2, s.shape[1] // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def joined(left, right):
+    """Put `halves` together again."""
+    both = gl.join(left, right).permute((0, 2, 1))
+    return both.reshape([left.shape[0], 2 * left.shape[1]])
+
+
+@gluon.jit
+def weights(s, base, qk_scale):
+    """`2 ** (s * qk_scale - base)` for each row's `base`."""
+    base = gl.convert_layout(base, gl.SliceLayout(1, s.type.layout))
+    return gl.exp2(s * qk_scale - base[:, None])
 
 
 @gluon.jit
@@ -123,47 +143,28 @@ def rescale(acc, alpha):
 
 
 @gluon.jit
-def finish_rows(
-    m, lanes, w: gl.constexpr, lse_ptr, batch, head, heads, row0, m_len, qk_scale,
-    layout: gl.constexpr,
-):  # fmt: skip
-    """Store the log-sum-exp (natural); return what the output rows are to be multiplied by."""
-    rows = row0 + w * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+def finish_rows(m, lanes, qk_scale, layout: gl.constexpr):
+    """The log-sum-exp (natural) of each row, and what its output is to be multiplied by."""
     total = gl.convert_layout(gl.sum(lanes, 1), gl.SliceLayout(1, layout))
     seen = total > 0.0
     lse = gl.where(seen, (m * qk_scale + gl.log2(total)) * 0.6931471805599453, float("-inf"))
-    base = (batch * heads + head).to(gl.int64) * m_len
-    gl.store(lse_ptr + base + rows, lse, mask=rows < m_len)
     tma_store_wait(0)  # the rows of the tile before have left shared memory
-    return gl.where(seen, 1.0 / total, 0.0)
+    return lse, gl.where(seen, 1.0 / total, 0.0)
 
 
 @gluon.jit
 def store_rows(
-    acc, factor, w: gl.constexpr, o_desc, o_s, batch, head, row0, layout: gl.constexpr
-):
-    """Multiply by `factor` and store the output rows."""
+    acc, factor, lse, w: gl.constexpr, o_desc, o_s, lse_ptr, tile_s, heads, m_len,
+    layout: gl.constexpr,
+):  # fmt: skip
+    """Multiply by `factor` and store a tile's output rows, then the log-sum-exp."""
+    batch, head, row0 = read_rows(tile_s)
     acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, layout))[:, None]
     mine = o_s.index(w)
     mine.reshape([64, acc.shape[1]]).store(acc.to(o_desc.dtype))
     fence_async_shared()
     tma_store(o_desc, [batch, head, row0 + w * 64, 0], mine)
-
-
-@gluon.jit
-def use(number):
-    """A use of a loop-carried number that Triton 3.6 sees.
-
-    It takes one whose only use is the bound of an inner loop for dead, and for constant.
-    """
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    x = gl.full([32 * gl.num_warps()], number, gl.int32, layout)
-    gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def here(x):
-    """Pin `x` to this place of the instruction stream (ptxas would hoist what depends on it)."""
-    return gl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=False, pack=1
-    )
+    # Behind the fence, which waits for every store.
+    rows = row0 + w * 64 + gl.arange(0, 64, lse.type.layout)
+    base = (batch * heads + head).to(gl.int64) * m_len
+    gl.store(lse_ptr + base + rows, lse, mask=rows < m_len)
