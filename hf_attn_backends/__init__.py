@@ -8,6 +8,8 @@ nor Triton, touches no CUDA, and costs milliseconds: the public names below are 
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="triton_fa2")
+
+`patch(LlamaPreTrainedModel)` brings the same gated loading to another family.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     )
     from hf_attn_backends.hf.callback import AttentionBackendCallback
     from hf_attn_backends.hf.decisions import decision_of
+    from hf_attn_backends.hf.patching import patch, unpatch
     from hf_attn_backends.selection import (
         ALL_BACKENDS,
         TRITON_FA2_GATE_MODULE,
@@ -102,9 +105,11 @@ __all__ = [  # noqa: RUF022 - in the plain order of sorted()
     "decision_of",
     "get_backend",
     "load_sdpa_baseline",
+    "patch",
     "probe_backends",
     "register",
     "select_attn_implementation",
+    "unpatch",
     "unregister",
 ]
 
@@ -121,6 +126,7 @@ _MODULE_OF = {
     "AttentionBackendFactory": "backends.factory",
     "AttentionCall": "call",
     "decision_of": "hf.decisions",
+    **dict.fromkeys(("patch", "unpatch"), "hf.patching"),
     **dict.fromkeys(("ATTN_BACKEND", "attention", "attn_backend", "get_backend"), "dispatch"),
     **dict.fromkeys(
         ("benchmark_backends", "benchmark_backends_with_reasons", "load_sdpa_baseline"), "bench"

@@ -8,70 +8,32 @@ value `[B, G, N, E]`, key/value heads not repeated: query head `h` reads head `h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hf_attn_backends.errors import InvalidCallError, InvalidDtypeError
+from hf_attn_backends.call_class import (
+    FEATURES,
+    CallClass,
+    class_name,
+    dtype_name,
+    features_name,
+)
+from hf_attn_backends.call_rules import check_scalars, check_tensor, check_tensors, mask_kind
+from hf_attn_backends.errors import InvalidCallError
 
 if TYPE_CHECKING:
     from hf_attn_backends.kernels.visibility import Visibility
 
-FEATURES = ("bias", "dropout", "sinks", "softcap", "value_dim")
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-class CallClass(NamedTuple):
-    """What the gate proves and the witness counts by; `str()` gives `bfloat16/d128/causal`.
-
-    Attributes:
-        dtype: `bfloat16`, `float16`, `float32`.
-        head_dim: `D`.
-        visibility: One of `kernels.visibility.KINDS`.
-        features: Sorted, `+`-joined extras out of `FEATURES`.
-    """
-
-    dtype: str
-    head_dim: int
-    visibility: str
-    features: str = ""
-
-    def __str__(self) -> str:
-        return class_name(*self)
-
-
-@lru_cache(maxsize=4096)
-def class_name(dtype: str, head_dim: int, visibility: str, features: str = "") -> str:
-    """The one spelling of a call class."""
-    return f"{dtype}/d{head_dim}/{visibility}" + (f"+{features}" if features else "")
-
-
-@lru_cache(maxsize=64)
-def features_name(
-    *,
-    bias: bool = False,
-    dropout: bool = False,
-    sinks: bool = False,
-    softcap: bool = False,
-    value_dim: bool = False,
-) -> str:
-    """The features of a class, in the one order that they are written in."""
-    present = {
-        "bias": bias,
-        "dropout": dropout,
-        "sinks": sinks,
-        "softcap": softcap,
-        "value_dim": value_dim,
-    }
-    return "+".join(name for name in FEATURES if present[name])
-
-
-@lru_cache(maxsize=16)
-def dtype_name(dtype: torch.dtype) -> str:
-    """`bfloat16` for `torch.bfloat16`."""
-    return str(dtype).removeprefix("torch.")
+__all__ = [
+    "FEATURES",
+    "AttentionCall",
+    "CallClass",
+    "class_name",
+    "dtype_name",
+    "features_name",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +124,11 @@ class AttentionCall:
         """
         check_tensors(query, key, value)
         check_scalars(window=window, softcap=softcap, dropout_p=dropout_p)
+        for name, tensor in (("attn_mask", attn_mask), ("sinks", sinks)):
+            if tensor is not None:
+                check_tensor(name, tensor)
         if visibility is None:
-            kind, bias = _mask_kind(query, key, attn_mask, is_causal, window)
+            kind, bias = mask_kind(query, key, attn_mask, is_causal, window)
         elif attn_mask is not None or is_causal or window is not None:
             raise InvalidCallError(
                 "visibility must come alone, got attn_mask, is_causal or window beside it"
@@ -196,98 +161,3 @@ class AttentionCall:
             needs_grad=grad and torch.is_grad_enabled(),
             strides=(query.stride(), key.stride(), value.stride()),
         )
-
-
-def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise unless the three tensors make an attention call."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() != 4:
-            raise InvalidCallError(
-                f"{name} must have 4 dimensions [batch, heads, length, head_dim], "
-                f"got shape {tuple(tensor.shape)}"
-            )
-    if not query.dtype == key.dtype == value.dtype:
-        raise InvalidDtypeError(
-            "query, key and value must have one dtype, got "
-            f"{dtype_name(query.dtype)}, {dtype_name(key.dtype)} and {dtype_name(value.dtype)}"
-        )
-    if query.dtype not in _DTYPES:
-        raise InvalidDtypeError(
-            f"query must be one of {', '.join(map(dtype_name, _DTYPES))}, "
-            f"got {dtype_name(query.dtype)}"
-        )
-    if not query.device == key.device == value.device:
-        raise InvalidCallError(
-            "query, key and value must be on one device, got "
-            f"{query.device}, {key.device} and {value.device}"
-        )
-    b, h, _, d = query.shape
-    if key.shape[0] != b or value.shape[0] != b:
-        raise InvalidCallError(
-            f"key and value must have the query's batch {b}, "
-            f"got {key.shape[0]} and {value.shape[0]}"
-        )
-    if key.shape[3] != d:
-        raise InvalidCallError(f"key must have the query's head_dim {d}, got {key.shape[3]}")
-    if value.shape[1] != key.shape[1]:
-        raise InvalidCallError(
-            f"value must have as many heads as key, got {value.shape[1]} and {key.shape[1]}"
-        )
-    if value.shape[2] != key.shape[2]:
-        raise InvalidCallError(
-            f"value must be as long as key, got lengths {value.shape[2]} and {key.shape[2]}"
-        )
-    g = key.shape[1]
-    if g == 0 or h == 0 or h % g:
-        raise InvalidCallError(
-            f"query heads must be a whole multiple of key heads, got {h} over {g}"
-        )
-
-
-def check_scalars(
-    *, window: int | None = None, softcap: float | None = None, dropout_p: float = 0.0
-) -> None:
-    """Raise unless window, softcap and dropout are in range."""
-    if window is not None and window <= 0:
-        raise InvalidCallError(f"window must be at least 1 key or None, got {window}")
-    if softcap is not None and not softcap > 0:
-        raise InvalidCallError(f"softcap must be greater than 0 or None, got {softcap}")
-    if not 0.0 <= dropout_p < 1.0:
-        raise InvalidCallError(f"dropout_p must be in [0, 1), got {dropout_p}")
-
-
-def _mask_kind(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, window: int | None
-) -> tuple[str, bool]:
-    """The visibility kind of the arguments, and whether they carry an additive bias."""
-    if attn_mask is None:
-        if window is not None and not is_causal:
-            raise InvalidCallError(f"window must come with is_causal=True, got window={window}")
-        return (("window" if window is not None else "causal") if is_causal else "full"), False
-    if is_causal or window is not None:
-        raise InvalidCallError(
-            "attn_mask must come alone (write causality and the window into it), "
-            f"got is_causal={is_causal}, window={window} beside it"
-        )
-    b, h, m, n = query.shape[0], query.shape[1], query.shape[2], key.shape[2]
-    if attn_mask.dtype == torch.int32 and attn_mask.dim() == 3 and attn_mask.shape[-1] == 2:
-        if attn_mask.shape[0] not in (1, b) or attn_mask.shape[1] != m:
-            raise InvalidCallError(
-                f"intervals must have shape ({b}, {m}, 2), got {tuple(attn_mask.shape)}"
-            )
-        return "intervals", False
-    if attn_mask.dim() > 4 or any(
-        have not in (1, want)
-        for have, want in zip(reversed(attn_mask.shape), (n, m, h, b), strict=False)
-    ):
-        raise InvalidCallError(
-            f"attn_mask must broadcast to ({b}, {h}, {m}, {n}), got {tuple(attn_mask.shape)}"
-        )
-    if attn_mask.dtype == torch.bool:
-        return "dense", False
-    if attn_mask.dtype != query.dtype:
-        raise InvalidDtypeError(
-            f"attn_mask must be bool or {dtype_name(query.dtype)}, "
-            f"got {dtype_name(attn_mask.dtype)}"
-        )
-    return "dense", True

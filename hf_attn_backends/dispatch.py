@@ -98,7 +98,10 @@ def attention(
                 window=window, softcap=softcap, sinks=sinks, dropout_p=dropout_p,
                 kv_cache=kv_cache, backend=backend,
             )  # fmt: skip
-    bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
+    try:
+        bias = attn_mask if attn_mask is not None and attn_mask.is_floating_point() else None
+    except AttributeError:
+        bias = None  # no tensor: the call's description says so
     if torch.compiler.is_compiling():
         return tracing.run(
             tracing.name_of(backend), query, key, value,
@@ -111,12 +114,19 @@ def attention(
         stack = in_context()
         chosen = stack[-1] if stack else None
     preference = os.environ.get(ENVIRONMENT_VARIABLE) if chosen is None else None
-    signature = (
-        signature_of(chosen, preference, query, key, value, dropout_p),
-        mask_form(attn_mask, query, key), is_causal, window, softcap,
-        None if sinks is None else sinks.shape, kv_cache is None,
-    )  # fmt: skip
-    plan = plans.get(signature)
+
+    try:
+        signature = (
+            signature_of(chosen, preference, query, key, value, dropout_p),
+            mask_form(attn_mask, query, key), is_causal, window, softcap,
+            None if sinks is None else sinks.shape, kv_cache is None,
+        )  # fmt: skip
+        plan = plans.get(signature)
+    except (AttributeError, TypeError):  # its description says what is no tensor or no number
+        AttentionCall.of(
+            query, key, value, attn_mask, is_causal, window=window, softcap=softcap, sinks=sinks
+        )
+        raise
     if plan is None:
         plan = plan_for(
             signature, chosen, preference, query, key,

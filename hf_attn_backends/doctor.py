@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 from hf_attn_backends.backends.base import BackendReport
 from hf_attn_backends.backends.capabilities import CAPABILITIES, Capability
@@ -15,6 +16,8 @@ from hf_attn_backends.backends.decision import context_of, reports
 from hf_attn_backends.backends.dims import ModelDims
 from hf_attn_backends.backends.names import AUTO, OUR_KERNELS, parse, unknown
 from hf_attn_backends.errors import LaunchError, compose
+
+_AUTO = "auto is no backend: every call is dispatched to one of these that can serve it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
         print(support_matrix())
         return 0
     config = None if args.model is None else _model_config(args.model)
+    _need_device(args.device)
     context = context_of(args.device, args.gate_dir, config)
-    rows = reports(context)
+    rows = {**reports(context), AUTO: BackendReport(AUTO, True, _AUTO)}
     named = [_known(name, rows) for name in args.names]
-    shown = [rows[name] for name in named] if named else list(rows.values())
+    shown = [rows[name] for name in named or rows if named or name != AUTO]
     if args.json:
         print(json.dumps(_document(context.device, context.dims, shown), indent=2))
     else:
@@ -103,13 +107,31 @@ def _limits(name: str, row: Capability) -> list[str]:
 def _known(name: str, rows: dict[str, BackendReport]) -> str:
     plain = parse(name).plain
     if plain not in rows:
-        raise unknown(name, "argument", [known for known in rows if known != AUTO])
+        raise unknown(name, "argument", rows)
     return plain
+
+
+def _need_device(name: str | None) -> None:
+    import torch
+
+    try:
+        torch.device("cpu" if name is None else name)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"device must be one that torch knows, such as cpu or cuda:0, got {name!r}"
+        ) from error
 
 
 def _model_config(folder: str) -> object:
     from transformers import AutoConfig
 
+    if not Path(folder).is_dir():
+        raise LaunchError(
+            compose(
+                f"--model {folder}", [f"there is no folder {folder}"],
+                works="a folder with a config.json",
+            )
+        )  # fmt: skip
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ AttentionBackendError
 │   ├── InvalidCallError (ValueError)         arguments that describe no attention call
 │   ├── InvalidDtypeError (TypeError)         dtypes that no backend takes
 │   └── CallRefusedError (RuntimeError, ValueError)   a valid call that the backend cannot serve
-├── RegistrationError (RuntimeError)          transformers' registries hold a foreign value
+├── RegistrationError (RuntimeError)          a foreign value under our name; no class to patch
 ├── RecordError (RuntimeError)                the run registry
 │   ├── BannerIncompleteError (ValueError)    a mandatory key is empty or missing
 │   ├── RegistryCorruptError                  a broken line in the middle, or a broken chain
@@ -125,7 +125,7 @@ class CallRefusedError(CallError, RuntimeError, ValueError):
 
 
 class RegistrationError(AttentionBackendError, RuntimeError):
-    """transformers already holds a foreign value under one of our names."""
+    """transformers holds a foreign value under one of our names, or a class cannot be patched."""
 
 
 class RecordError(AttentionBackendError, RuntimeError):

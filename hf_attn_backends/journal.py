@@ -12,9 +12,8 @@ found and their digest, so that the fragment stays visible and cannot be mistake
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from hf_attn_backends import torn_lines
 from hf_attn_backends.errors import RecordError, RegistryCorruptError, compose
 from hf_attn_backends.strict_json import parse, plain, seal
 
@@ -90,7 +90,7 @@ def scan(path: Path) -> Scan:
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     problems: list[str] = []
-    broken: list[tuple[int, bytes, str]] = []
+    broken: list[torn_lines.Broken] = []
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
     ended = lines[-1] == b""
     for number, line in enumerate(lines[:-1] if ended else lines, 1):
@@ -98,9 +98,11 @@ def scan(path: Path) -> Scan:
         if row is None:
             broken.append((number, line, why))
             continue
-        torn = _declared(broken, row.get("torn_before"))
+        torn = torn_lines.declared_by(broken, row.get("torn_before"))
         if torn:
-            notes.append(f"line {_span(torn)}: torn, skipped (declared by the row after it)")
+            notes.append(
+                f"line {torn_lines.span(torn)}: torn, skipped (declared by the row after it)"
+            )
         elif row.get("torn_before"):
             problems.append(f"line {number}: the torn line that it declares is not there")
         problems += [f"line {at}: {what}" for at, _, what in broken[: len(broken) - len(torn)]]
@@ -112,9 +114,9 @@ def scan(path: Path) -> Scan:
                 f"before it has {_short(before)}: a row was changed, removed or added"
             )
         rows.append(row)
-    torn = broken[len(broken) - _fragments([item[1] for item in broken], ended) :]
+    torn = broken[len(broken) - torn_lines.fragments([item[1] for item in broken], ended) :]
     if torn:
-        notes.append(f"line {_span(torn)}: torn last line, skipped ({torn[-1][2]})")
+        notes.append(f"line {torn_lines.span(torn)}: torn last line, skipped ({torn[-1][2]})")
     problems += [f"line {at}: {what}" for at, _, what in broken[: len(broken) - len(torn)]]
     return Scan(tuple(rows), tuple(notes), tuple(problems))
 
@@ -124,7 +126,7 @@ def _next_line(path: Path, descriptor: int, body: Mapping[str, Any]) -> tuple[di
     row = plain(body)
     before, torn, ended = _tail(path, descriptor)
     if torn:
-        row["torn_before"] = _describe_torn(torn)
+        row["torn_before"] = torn_lines.describe(torn)
     row["prev_sha256"] = before
     row, line = seal(row)
     return row, line + b"\n" if ended else b"\n" + line + b"\n"
@@ -145,9 +147,13 @@ def _tail(path: Path, descriptor: int) -> tuple[str | None, list[bytes], bool]:
         for line in reversed(lines if length == size else lines[1:]):
             row, _ = parse(line)
             if row is not None:
-                return row["sha256"], broken[len(broken) - _fragments(broken, ended) :], ended
+                return (
+                    row["sha256"],
+                    broken[len(broken) - torn_lines.fragments(broken, ended) :],
+                    ended,
+                )
             broken.insert(0, line)
-        if length == size and len(broken) == _fragments(broken, ended):
+        if length == size and len(broken) == torn_lines.fragments(broken, ended):
             return None, broken, ended  # the very first write of this file was torn
     if size == 0:
         return None, [], True
@@ -155,38 +161,9 @@ def _tail(path: Path, descriptor: int) -> tuple[str | None, list[bytes], bool]:
         compose(
             f"no row can be appended to {path}",
             ["it holds no intact row to link to"],
-            fix=f"mv {path} {path}.broken",
+            fix=f"mv {shlex.quote(str(path))} {shlex.quote(f'{path}.broken')}",
         )
     )
-
-
-def _fragments(broken: list[bytes], ended: bool) -> int:
-    """How many of the file's last lines a dying writer can have left.
-
-    None where the file ends with a newline, which is the last byte of every write; and no line
-    that is whole JSON: such a line was edited.
-    """
-    count = 0
-    for line in reversed(broken if not ended else []):
-        try:
-            json.loads(line)
-            break
-        except ValueError:
-            count += 1
-    return count
-
-
-def _declared(broken: list[tuple[int, bytes, str]], declared: object) -> list:
-    """The last of the broken lines, as far back as the next row declares them torn."""
-    for start in range(len(broken)):
-        if _describe_torn([item[1] for item in broken[start:]]) == declared:
-            return broken[start:]
-    return []
-
-
-def _describe_torn(lines: list[bytes]) -> dict[str, Any]:
-    joined = b"\n".join(lines)
-    return {"bytes": len(joined), "sha256": hashlib.sha256(joined).hexdigest()}
 
 
 def _make_folder(folder: Path) -> list[Path]:
@@ -194,11 +171,6 @@ def _make_folder(folder: Path) -> list[Path]:
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return [each.parent for each in missing]
-
-
-def _span(broken: list[tuple[int, bytes, str]]) -> str:
-    first, last = broken[0][0], broken[-1][0]
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _short(digest: object) -> str:

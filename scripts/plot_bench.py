@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plot what `hf-attn bench --json FILE` wrote: TFLOP/s over shapes, forward and backward.
 
-python scripts/plot_bench.py hf_attn_backends/bench/results/peers.json bench.png
+python scripts/plot_bench.py hf_attn_backends/bench/results/h200-peers.json bench.png
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("results", type=Path, help="JSON of hf-attn bench --json")
     parser.add_argument("output", type=Path, help=".png or .svg")
-    parser.add_argument("--mode", default="graph", help="graph (default), eager or wall")
+    parser.add_argument("--mode", default="graph", help="graph (default), graph_warm, eager or wall")
     args = parser.parse_args(argv)
     try:
         plot(json.loads(args.results.read_text()), args.output, args.mode)
@@ -91,7 +91,7 @@ def plot(content: dict, output: Path, mode: str) -> None:
         f"{content['device']['name']}, torch {versions['torch']}, triton {versions['triton']}; "
         f"{sample['heads']}/{sample['kv_heads']} heads, head_dim {sample['head_dim']}, "
         f"{sample['dtype']}, {'causal' if sample['causal'] else 'full'}; batch x length; "
-        f"median, {mode}",
+        f"median, {mode}, {sample.get('l2', 'unknown')} L2 cache",
         fontsize=9,
     )
     output.parent.mkdir(parents=True, exist_ok=True)

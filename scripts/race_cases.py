@@ -4,6 +4,8 @@
 python scripts/race_cases.py NAME [--head-dim D] [--length S]
 """
 
+# Launches of Gluon kernels, which pyright cannot type.
+# pyright: reportCallIssue=false
 from __future__ import annotations
 
 import argparse
@@ -24,6 +26,8 @@ def control(name: str) -> Callable[[], None]:
 
     from hf_attn_backends.kernels.hopper.gluon_compat import TensorDescriptor
 
+    if name.startswith("control-exchange-"):
+        return exchange(name.rpartition("-")[2])
     _, fill, read, handover, fault = name.split("-")
     blocks = 6
     x = torch.randn(ring.ROWS * blocks, 64, device="cuda", dtype=torch.bfloat16)
@@ -49,6 +53,21 @@ def control(name: str) -> Callable[[], None]:
             parts = x.float().view(blocks, 64, 64)
             right = (parts @ parts.mT if read == "wgmma" else parts).sum(0)
             torch.testing.assert_close(out, right, rtol=1e-2, atol=1e-2)
+
+    return call
+
+
+def exchange(fault: str) -> Callable[[], None]:
+    """`control-exchange-FAULT`: `none`, or `barrier` for one without it."""
+    import race_controls
+
+    out = torch.empty(2, 64, 64, device="cuda")
+
+    def call() -> None:
+        race_controls.exchange_control[(1,)](out, 6, FAULT=int(fault != "none"), num_warps=4)
+        if fault == "none":
+            places = torch.arange(2 * 64 * 64, device="cuda", dtype=torch.float32)
+            torch.testing.assert_close(out, 6 * places.view(2, 64, 64).flip(0))
 
     return call
 
@@ -104,7 +123,10 @@ def peer(length: int, head_dim: int) -> Callable[[], None]:
 def main(argv: Sequence[str]) -> int:
     """Launch the case twice and wait for it."""
     parser = argparse.ArgumentParser(prog="race_cases.py", description="One case, launched.")
-    parser.add_argument("case", help="control-FILL-READ-HANDOVER-FAULT, fa3, or VARIANT-PHASE-KIND")
+    parser.add_argument(
+        "case",
+        help="control-FILL-READ-HANDOVER-FAULT, control-exchange-FAULT, fa3, or VARIANT-PHASE-KIND",
+    )
     parser.add_argument("--length", type=int, default=300)
     parser.add_argument("--head-dim", type=int, default=128)
     args = parser.parse_args(argv)

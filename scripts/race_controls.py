@@ -6,6 +6,9 @@ warpgroup that reads it, by plain loads or by wgmma; stages change hands by mbar
 barriers. A fill by TMA is always announced by an mbarrier.
 """
 
+# Kernel code: pyright cannot type what triton compiles (as for kernels/hopper).
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from triton.experimental import gluon
@@ -157,5 +160,42 @@ def ring_control(
             (_fill, (desc, in_ptr, ring, full, free, blocks, STORE, MMA, NAMED)),
         ],
         [1],
+        [64],
+    )
+
+
+@gluon.jit
+def _exchange(w: gl.constexpr, out_ptr, both, rounds, FAULT: gl.constexpr):
+    """Write one half, read the other: once a round, in two buffers."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
+    rows = gl.arange(0, 64, gl.SliceLayout(1, layout))[:, None]
+    cols = gl.arange(0, 64, gl.SliceLayout(0, layout))[None, :]
+    mine = (rows * 64 + cols + w * 4096).to(gl.float32)
+    total = gl.zeros([64, 64], gl.float32, layout)
+    for it in range(rounds):
+        both.index(it & 1).slice(w * 64, 64, 0).store(mine)
+        if FAULT == 0:
+            bar_sync(_FREE, "256")
+        total = total + both.index(it & 1).slice((1 - w) * 64, 64, 0).load(layout)
+    gl.store(out_ptr + w * 4096 + rows * 64 + cols, total)
+
+
+@gluon.jit
+def exchange_control(out_ptr, rounds, FAULT: gl.constexpr):
+    """Two warpgroups exchange halves, meeting at one hardware barrier from two places of the code.
+
+    Args:
+        out_ptr: `[128, 64]` fp32: `rounds` times the other half's places.
+        rounds: How many.
+        FAULT: 0 none, 1 without the barrier.
+    """
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    both = gl.allocate_shared_memory(gl.float32, [2, 128, 64], layout)
+    gl.warp_specialize(
+        [
+            (_exchange, (0, out_ptr, both, rounds, FAULT)),
+            (_exchange, (1, out_ptr, both, rounds, FAULT)),
+        ],
+        [4],
         [64],
     )

@@ -17,10 +17,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from readme_bench import line, memory, modes, peers, rule
+from readme_families import families
+from readme_decode import decode, host
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
 PEERS = RESULTS / "h200-peers.json"
 FINETUNE = RESULTS / "h200-finetune-40.json"
+DECODE = RESULTS / "h200-decode.json"
+HOST = RESULTS / "h200-host.json"
 TRAINING = "h200-training-*.json"  # one a backend, run side by side on two GPUs
 
 
@@ -63,37 +69,14 @@ def baseline() -> str:
 
     found = load_baseline()
     lengths = list(found.median_ms)
-    lines = [_line(["ms", *(f"4x{length}" for length in lengths)]), _rule(len(lengths) + 1)]
+    lines = [line(["ms", *(f"4x{length}" for length in lengths)]), rule(len(lengths) + 1)]
     for kernel in found.median_ms[lengths[0]]:
         values = (found.median_ms[length][kernel] for length in lengths)
-        lines.append(_line([kernel, *("NaN" if ms != ms else f"{ms:.3f}" for ms in values)]))
+        lines.append(line([kernel, *("NaN" if ms != ms else f"{ms:.3f}" for ms in values)]))
     lines.append("")
     lines.append(
         f"{found.device}, torch {found.torch}, driver {found.driver}, {found.date}, "
         f"commit {found.commit[:12]}; {found.timing}."
-    )
-    return "\n".join(lines)
-
-
-def peers() -> str:
-    """TFLOP/s of every peer, forward and backward, graph replays."""
-    content = _read(PEERS)
-    if content is None:
-        return "not run (`hf-attn bench --peers --json FILE` on an H200 makes it)"
-    lines = []
-    for phase in ("forward", "backward"):
-        rows = [r for r in content["rows"] if r["phase"] == phase and r["mode"] == "graph"]
-        shapes = list(dict.fromkeys(row["shape"] for row in rows))
-        lines += [_line([f"{phase}, TFLOP/s", *shapes]), _rule(len(shapes) + 1)]
-        for arm in dict.fromkeys(row["arm"] for row in rows):
-            found = {row["shape"]: row["tflops"] for row in rows if row["arm"] == arm}
-            cells = ("NaN" if found.get(s) is None else f"{found[s]:.0f}" for s in shapes)
-            lines.append(_line([arm, *cells]))
-        lines.append("")
-    versions, device = content["versions"], content["device"]
-    lines.append(
-        f"{device['name']}, driver {device['driver']}, torch {versions['torch']}, "
-        f"triton {versions['triton']}, {content['date']}: `{content['command']}`"
     )
     return "\n".join(lines)
 
@@ -104,7 +87,7 @@ def finetune() -> str:
     if content is None:
         return "not run (needs an H200; the commands are below)"
     head = ["runs, 40 steps", "loss max d", "loss mean d", "grad norm max d", "grad norm mean d"]
-    lines = [_line(head), _rule(len(head))]
+    lines = [line(head), rule(len(head))]
     floor, keys = content["floor"], ("max_abs", "mean_abs")
     rows = {f"widest of the {len(floor)} pairs of sdpa runs": floor}
     rows |= {" / ".join(row["runs"]): [row] for row in content["comparisons"]}
@@ -114,7 +97,7 @@ def finetune() -> str:
             for series in ("loss", "grad_norm")
             for key in keys
         )
-        lines.append(_line([name, *figures]))
+        lines.append(line([name, *figures]))
     lines.append("")
     lines += [f"Verdict: {row['verdict']}." for row in content["comparisons"]]
     return "\n".join(lines)
@@ -126,14 +109,14 @@ def training() -> str:
     if not contents:
         return "not run (`scripts/training_speed.py` on an H200 makes it)"
     head = ["length x batch", "backend", "tokens/s", "peak memory, GiB"]
-    lines = [_line(head), _rule(len(head))]
+    lines = [line(head), rule(len(head))]
     rows = [row for content in contents for row in content["rows"]]
     for row in sorted(rows, key=lambda row: (row["length"], row["backend"])):
         speed, peak = row["tokens_per_second"], row["peak_memory_mib"]
         cells = [f"{row['length']} x {row['batch']}", row["backend"]]
         cells.append("NaN: " + row["reason"] if speed is None else f"{speed:,.0f}")
         cells.append("NaN" if peak is None else f"{peak / 1024:.1f}")
-        lines.append(_line(cells))
+        lines.append(line(cells))
     versions, device = contents[0]["versions"], contents[0]["device"]
     lines.append("")
     lines.append(f"{device['name']}, torch {versions['torch']}, triton {versions['triton']}.")
@@ -142,8 +125,13 @@ def training() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "matrix": matrix,
+    "families": families,
     "baseline": baseline,
-    "peers": peers,
+    "peers": lambda: peers(_read(PEERS)),
+    "modes": lambda: modes(_read(PEERS)),
+    "memory": lambda: memory(_read(PEERS)),
+    "decode": lambda: decode(_read(DECODE)),
+    "host": lambda: host(_read(HOST)),
     "finetune": finetune,
     "training": training,
 }
@@ -151,14 +139,6 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def _read(path: Path) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _rule(columns: int) -> str:
-    return "|" + " --- |" * columns
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ written into the table by hand.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from triton.testing import do_bench
 
+from hf_attn_backends import environment
+from hf_attn_backends.bench import results
 from hf_attn_backends.bench.timing import capture
 from hf_attn_backends.kernels.triton.backward import launch_backward
 from hf_attn_backends.kernels.triton.forward import launch_forward
@@ -37,19 +38,27 @@ PRODUCTS = {"forward": 1.0, "dkdv": 2.0, "dq": 1.5}  # matrix products, in units
 
 
 def candidates(
-    shape: tuple[int, int], head_dim: int
+    shape: tuple[int, int], head_dim: int, device: str = "cuda", heads: tuple[int, int] = (32, 8)
 ) -> dict[tuple[str, str], Callable[[], object]]:
-    """Every arm of one shape: (phase, name) -> call."""
+    """Every arm of one shape: (phase, name) -> call.
+
+    Args:
+        shape: Batch and length.
+        head_dim: `D`.
+        device: A CUDA device; `cpu` under Triton's interpreter, where nothing is worth timing.
+        heads: Of queries, and of keys and values.
+    """
     batch, length = shape
 
-    def draw(heads: int) -> torch.Tensor:
-        rows = torch.randn(batch, length, heads, head_dim, device="cuda", dtype=torch.bfloat16)
+    def draw(count: int) -> torch.Tensor:
+        rows = torch.randn(batch, length, count, head_dim, device=device, dtype=torch.bfloat16)
         return rows.transpose(1, 2)
 
-    query, key, value, grad = draw(32), draw(8), draw(8), draw(32)
+    query, key, value, grad = draw(heads[0]), draw(heads[1]), draw(heads[1]), draw(heads[0])
     scale = head_dim**-0.5
     out, lse = launch_forward(query, key, value, CAUSAL, scale)
-    table = tiles_for(torch.cuda.get_device_capability(), head_dim, 2)
+    on_gpu = query.is_cuda
+    table = tiles_for(torch.cuda.get_device_capability(device) if on_gpu else None, head_dim, 2)
 
     def sdpa(kernel: SDPBackend) -> Callable[[], object]:
         def call() -> object:
@@ -114,9 +123,13 @@ def main(argv: Sequence[str]) -> int:
             rows.append({"shape": shape, "phase": phase, "arm": name, "ms": ms, "tflops": tflops})
             print(f"{shape:>8} {phase:8} {name:20} {ms:9.4f} ms {tflops:6.0f} TFLOP/s", flush=True)
     if args.json:
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        facts["triton"] = triton.__version__
-        args.json.write_text(json.dumps({**facts, "rows": rows}, indent=1, allow_nan=False) + "\n")
+        facts = {
+            "command": results.command_line("tune_tiles.py", argv),
+            "date": results.now(),
+            "device": environment.device_facts("cuda"),
+            "versions": environment.versions(),
+        }
+        results.write({**facts, "rows": rows}, args.json)
     return 0
 
 

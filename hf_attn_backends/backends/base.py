@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hf_attn_backends.backends import capabilities, machine, proof
+from hf_attn_backends.backends import machine, proof, table_refusals
 from hf_attn_backends.backends.capabilities import CAPABILITIES, Capability
 from hf_attn_backends.backends.dims import ModelDims
 from hf_attn_backends.backends.probe import BackendReport, ProbeContext
@@ -77,7 +77,7 @@ class AttentionBackend(ABC):
     def structural_refusals(self, dims: ModelDims) -> list[str]:
         """Reasons that no machine can change."""
         table = self.table()
-        return [] if table is None else capabilities.structural_refusals(self.name, table, dims)
+        return [] if table is None else table_refusals.structural_refusals(self.name, table, dims)
 
     def environment_refusals(self, device: torch.device) -> list[str]:
         """Reasons that lie in the device or in what is installed."""
@@ -94,13 +94,16 @@ class AttentionBackend(ABC):
         """`environment_refusals`, and a subclass's own `available()` where it has one."""
         found = self.environment_refusals(device)
         if not found and type(self).available is not AttentionBackend.available:
-            return [] if self.available() else [f"{self.name} says that it is not available here"]
+            answer = self.available()
+            if not isinstance(answer, bool):
+                return [f"{self.name}'s available() must say True or False, got {answer!r}"]
+            return [] if answer else [f"{self.name} says that it is not available here"]
         return found
 
     def refusals(self, call: AttentionCall) -> list[str]:
         """Every reason why it cannot serve this call; empty where it can."""
         table = self.table()
-        return [] if table is None else capabilities.call_refusals(self.name, table, call)
+        return [] if table is None else table_refusals.call_refusals(self.name, table, call)
 
     def supports_call(self, call: AttentionCall) -> bool:
         """Whether it serves this call."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hf_attn_backends.call import features_name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDims:
@@ -78,6 +80,12 @@ class ModelDims:
     def grouped(self) -> bool:
         """Whether several query heads share one key/value head."""
         return self.heads is not None and self.kv_heads is not None and self.kv_heads < self.heads
+
+    @property
+    def features(self) -> str:
+        """What every attention call of the model has besides, as far as its configuration says."""
+        apart = None not in (self.head_dim, self.v_head_dim) and self.v_head_dim != self.head_dim
+        return features_name(softcap=self.softcap is not None, value_dim=apart)
 
     def describe(self) -> str:
         """`mistral: head_dim 128, 32 query heads over 8 key/value heads`."""

@@ -15,6 +15,7 @@ from hf_attn_backends.backends.counting import count_forward, with_backward_coun
 from hf_attn_backends.backends.planning import Plan, explicit_plan, preferred_plan
 from hf_attn_backends.backends.scope import as_backend
 from hf_attn_backends.call import AttentionCall
+from hf_attn_backends.errors import CallRefusedError
 from hf_attn_backends.kernels.visibility import Visibility
 
 _MAX_PLANS = 4096
@@ -121,6 +122,10 @@ def execute(
     )  # fmt: skip
     if backend.counts_itself:
         return out
+    want = (*query.shape[:3], value.shape[3])
+    if not isinstance(out, Tensor) or out.shape != want:
+        got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise CallRefusedError(f"backend '{backend.name}' must return a tensor {want}, got {got}")
     return with_backward_counted(out, backend.name, plan.call, "plugin")
 
 

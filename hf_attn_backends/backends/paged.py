@@ -94,7 +94,7 @@ def _described(
         value_head_dim=head_dim,
         dtype=query.dtype,
         device=query.device,
-        visibility="causal" if window is None else "window",
+        visibility="full" if window is None else "window",
         window=window,
         has_cache=True,
     )

@@ -95,8 +95,31 @@ def reasons_against(backend: AttentionBackend, call: AttentionCall) -> list[str]
     key = (id(backend), call.device)
     held = _environment.get(key)
     if held is None:
-        held = _environment[key] = (backend, tuple(backend.machine_refusals(call.device)))
-    return list(dict.fromkeys((*held[1], *backend.refusals(call))))
+        held = _environment[key] = (backend, _machine_reasons(backend, call.device))
+    return list(dict.fromkeys((*held[1], *_call_reasons(backend, call))))
+
+
+def _machine_reasons(backend: AttentionBackend, device: torch.device) -> tuple[str, ...]:
+    """The environment's reasons; what a plug-in raises is one."""
+    try:
+        return tuple(backend.machine_refusals(device))
+    except Exception as error:
+        return (f"asking whether {backend.name} is available raised {_text(error)}",)
+
+
+def _call_reasons(backend: AttentionBackend, call: AttentionCall) -> Iterable[str]:
+    """The call's reasons; what a plug-in raises, or answers against the contract, is one."""
+    try:
+        found = backend.refusals(call)
+    except Exception as error:
+        return (f"asking whether {backend.name} can serve this call raised {_text(error)}",)
+    if isinstance(found, list | tuple) and all(isinstance(reason, str) for reason in found):
+        return found
+    return (f"{backend.name}'s refusals() must give texts, got {found!r}",)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def served_reasons() -> dict[tuple[str, str], str]:

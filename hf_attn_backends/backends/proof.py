@@ -87,14 +87,17 @@ def load_verdict(device: str | None, gate_dir: Path | None, dims: ModelDims | No
         return GateVerdict(summary=summary, note=note)
     # Autocast turns a float32 model's calls into half precision, so its dtype binds nothing yet.
     dtype = dims.dtype if dims.dtype in ("bfloat16", "float16") else None
-    covered = artifact.head_dims(dtype)
+    covered = artifact.head_dims(dtype, dims.features)
     if dims.head_dim in covered:
         return GateVerdict(summary=summary)
     refusal = (
         f"the equivalence gate's artifact covers head_dim {_listed(covered)}"
+        f"{f' with {dims.features}' if dims.features else ''}"
         f"{f' in {dtype}' if dtype else ''}, and the model has head_dim {dims.head_dim}"
     )
-    fix = gate.extend_command(dims.head_dim, dtype, device=device)
+    fix = gate.extend_command(
+        dims.head_dim, dtype, features=dims.features, device=device, gate_dir=gate_dir
+    )
     return GateVerdict((refusal,), GateError, summary, fix)
 
 

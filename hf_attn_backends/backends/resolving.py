@@ -28,7 +28,7 @@ def resolve(name: RequestedName, origin: str, context: ProbeContext) -> tuple[st
         message = compose(
             f"attn_implementation '{name.asked}' (from the {origin}) is refused",
             refusals,
-            works="attn_implementation='sdpa', or None",
+            works=_works(context),
             fix=report.fix,
         )
         if issubclass(error, BackendRefusedError):
@@ -37,6 +37,13 @@ def resolve(name: RequestedName, origin: str, context: ProbeContext) -> tuple[st
     # transformers 5.17 needs the prefix to choose its paged functions.
     resolved = f"paged|{name.plain}" if name.paged else name.plain
     return resolved, report.reason
+
+
+def _works(context: ProbeContext) -> str:
+    """What would be served: SDPA, or eager where the model needs what SDPA leaves out."""
+    if report_on("sdpa", context).refusals:
+        return "attn_implementation='eager'"
+    return "attn_implementation='sdpa', or None"
 
 
 def resolve_foreign(name: RequestedName, origin: str) -> tuple[str, str]:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hf_attn_backends.backends import proof
 from hf_attn_backends.backends.base import AttentionBackend, ProbeContext
+from hf_attn_backends.backends.capabilities import CAPABILITIES
 from hf_attn_backends.backends.proof import forget
-from hf_attn_backends.call import AttentionCall
+from hf_attn_backends.call import AttentionCall, dtype_name
 from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 __all__ = ["TritonFA2Backend", "forget"]
@@ -35,8 +36,13 @@ class TritonFA2Backend(AttentionBackend, any_length=True):
             found = variants.kernel_refusals(
                 call.device, call.dtype, call.head_dim, call.value_head_dim
             )
-        if call.bias:  # no gate can measure what the kernel does not implement
-            return found
+        row = CAPABILITIES[self.name]
+        if (
+            call.bias
+            or dtype_name(call.dtype) not in row.dtypes
+            or not (row.takes_head_dim(call.head_dim))
+        ):
+            return found  # no gate can measure what the kernel does not implement
         return [*found, *proof.call_refusals(call)]
 
     def prepare_tracing(self) -> None:

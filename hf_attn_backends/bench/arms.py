@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hf_attn_backends.bench import ablations
 from hf_attn_backends.bench.arm import Arm, Unavailable
 from hf_attn_backends.bench.peer_arms import flash_arm, flex_arm
 from hf_attn_backends.bench.workload import Workload
@@ -46,7 +47,7 @@ def arm_for(name: str, workload: Workload) -> Arm:
         return _sdpa_arm(name, workload)
     base, _, variant = name.partition(":")
     maker = _MAKERS.get(base)
-    if maker is not None and (not variant or base == "triton_fa2"):
+    if maker is not None and (not variant or base in ("triton_fa2", ablations.NAME)):
         return maker(name, workload)
     return _dispatched_arm(name, workload)
 
@@ -153,4 +154,5 @@ _MAKERS: dict[str, Callable[[str, Workload], Arm]] = {
     "triton_fa2": _triton_fa2,
     "triton_decode": _never,
     "flashmla": _never,
+    ablations.NAME: ablations.ablation_arm,
 }

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from hf_attn_backends.bench import baselines, pin, results
+from hf_attn_backends.bench import baselines, decode_command, pin, results
+from hf_attn_backends.bench.ablations import ablation_names
 from hf_attn_backends.bench.arms import PEERS, SDPA_KERNELS
 from hf_attn_backends.bench.backends import DEFAULT_NAMES
 from hf_attn_backends.bench.measure import Progress, Row, measure
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `hf-attn bench`."""
     add = parser.add_argument
     add("--peers", action="store_true", help="every peer: forward, backward, memory, all modes")
+    add("--decode", action="store_true", help="a decode step instead: one query over BxN keys")
     add("--names", metavar="A,B", help="what to time instead (SDPA kernels, backends, variants)")
     add("--shapes", metavar="BxS,..", help="batch x length; default by device")
     add("--heads", type=int, default=32, help="query heads (32)")
@@ -45,13 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--eager", action="store_true", help="on a GPU: eager calls too, the host's cost included")
     add("--warm", action="store_true", help="on a GPU: replays with a warm L2 cache too")
     add("--memory", action="store_true", help="on a GPU: peak memory too")
+    add("--ablate", action="append", default=[], metavar="FIELD=0", help="sm_90 forward without it")
     add("--no-verify", action="store_true", help="do not compare with the oracle first")
     add("--seconds", type=float, default=0.6, help="timed work for a shape, phase and mode (0.6)")
     add("--device", help="cuda, cuda:N or cpu; default: the GPU where there is one")
     add("--tolerance", type=float, default=TOLERANCE, help="factor against the baseline (2.0)")
     add("--json", type=Path, metavar="FILE", help="write rows, clocks and versions there")
     add("--pin", action="store_true", help="measure and write this GPU's baseline file")
-    add("--commit", help="with --pin: the commit, where the code lies in no repository")
+    add("--commit", help="the commit, where the code lies in no repository: for --pin, --json")
     add("--output", type=Path, help="with --pin: write there instead of into the package")
 
 
@@ -60,17 +63,17 @@ def run(args: argparse.Namespace) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise BenchmarkError(f"device {device!r} was asked for, and torch sees no CUDA device")
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=150)  # a file has no edge to wrap at
+    console = Console(width=None if sys.stdout.isatty() else 150)  # a file has no edge to wrap at
+    if args.decode:
+        return decode_command.run(args, device, console)
     if args.pin:
         baseline, path = pin.pin(device, commit=args.commit, path=args.output, progress=_progress())
         console.print(f"pinned {baseline.device}: {path}")
         return 0
-    on_gpu = device.startswith("cuda")
     phases = PHASES if args.backward or args.peers else PHASES[:1]
-    modes = _modes_gpu(args) if on_gpu else MODES_CPU
-    names = args.names.split(",") if args.names else (PEERS if args.peers else DEFAULT_NAMES)
+    modes = _modes_gpu(args) if device.startswith("cuda") else MODES_CPU
+    chosen = args.names.split(",") if args.names else (PEERS if args.peers else DEFAULT_NAMES)
+    names = [*chosen, *ablation_names(args.ablate)]
     clocks = [results.clocks(device, "start")]
     rows: list[Row] = []
     for workload in _workloads(args, device):
@@ -86,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         )
         clocks.append(results.clocks(device, f"after {workload.label}"))
         if args.json:  # after every shape: a run that is cut short keeps what it measured
-            results.write(results.document(rows, device=device, clocks=clocks), args.json)
+            content = results.document(rows, device=device, clocks=clocks, commit=args.commit)
+            results.write(content, args.json)
     print_rows(rows, console)
     if args.json:
         console.print(f"written: {args.json}")
@@ -94,11 +98,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_rows(rows: Sequence[Row], console: Console) -> None:
-    """One table for each phase and mode; below it, why something is NaN."""
+    """One table for each phase and mode, peak memory; below it, why something is NaN."""
     for phase, mode in dict.fromkeys((row.phase, row.mode) for row in rows):
         part = [row for row in rows if (row.phase, row.mode) == (phase, mode)]
         shapes = list(dict.fromkeys(row.workload.label for row in part))
-        table = Table(title=f"{phase}, {mode}: ms (TFLOP/s)", title_justify="left")
+        console.print(f"{phase}, {mode}: ms (TFLOP/s)", markup=False)
+        table = Table()
         table.add_column("", no_wrap=True)
         for shape in shapes:
             table.add_column(shape, justify="right", no_wrap=True)
@@ -106,6 +111,10 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
             by_shape = {row.workload.label: row for row in part if row.arm == name}
             table.add_row(name, *(_cell(by_shape[shape]) for shape in shapes))
         console.print(table)
+    for phase in dict.fromkeys(row.phase for row in rows if row.peak_mib == row.peak_mib):
+        what = "forward" if phase == "forward" else "forward + backward"
+        console.print(f"{what}: peak MiB above the inputs", markup=False)
+        console.print(_memory_table(rows, phase))
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if math.isnan(row.timing.ms):
@@ -114,6 +123,20 @@ def print_rows(rows: Sequence[Row], console: Console) -> None:
     for (name, reason), places in reasons.items():
         where = ", ".join(dict.fromkeys(places))
         console.print(f"NaN {name} ({where}): {reason}", markup=False, soft_wrap=True)
+
+
+def _memory_table(rows: Sequence[Row], phase: str) -> Table:
+    """Peak memory of the arms that ran; every mode of a phase has the same."""
+    part = [row for row in rows if row.phase == phase and not math.isnan(row.peak_mib)]
+    shapes = list(dict.fromkeys(row.workload.label for row in part))
+    table = Table()
+    table.add_column("", no_wrap=True)
+    for shape in shapes:
+        table.add_column(shape, justify="right", no_wrap=True)
+    for name in dict.fromkeys(row.arm for row in part):
+        peaks = {row.workload.label: f"{row.peak_mib:,.0f}" for row in part if row.arm == name}
+        table.add_row(name, *(peaks.get(shape, "NaN") for shape in shapes))
+    return table
 
 
 def _cell(row: Row) -> str:

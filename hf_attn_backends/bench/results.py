@@ -21,15 +21,24 @@ SCHEMA_VERSION = 2
 _CLOCKS = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
 
 
-def document(rows: Sequence[Row], *, device: str, clocks: Sequence[dict[str, str]]) -> dict:
-    """Everything about one measurement; NaN becomes null beside its reason."""
+def document(
+    rows: Sequence[Row],
+    *,
+    device: str,
+    clocks: Sequence[dict[str, str]],
+    commit: str | None = None,
+) -> dict:
+    """Everything about one measurement; NaN becomes null beside its reason.
+
+    `commit` is what the user says was measured, for code that lies in no repository.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "command": command_line(),
         "date": now(),
         "device": environment.device_facts(device),
         "versions": environment.versions(),
-        "code": environment.code_state(),
+        "code": {**environment.code_state(), **({"commit_given": commit} if commit else {})},
         "clocks": list(clocks),
         "rows": [_row(row) for row in rows],
     }
@@ -46,9 +55,10 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def command_line() -> str:
-    """The command as typed, with the program's name instead of its path."""
-    return shlex.join(["hf-attn", *sys.argv[1:]])
+def command_line(program: str = "hf-attn", argv: Sequence[str] | None = None) -> str:
+    """The command as typed, with names instead of absolute paths."""
+    words = sys.argv[1:] if argv is None else argv
+    return shlex.join([program, *(Path(w).name if w.startswith("/") else w for w in words)])
 
 
 def clocks(device: str, when: str) -> dict[str, str]:

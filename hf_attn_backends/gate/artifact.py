@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from hf_attn_backends import environment
-from hf_attn_backends.call import CallClass
-from hf_attn_backends.errors import GateInvalidError
+from hf_attn_backends.call import FEATURES, CallClass
+from hf_attn_backends.errors import GateInvalidError, compose
+from hf_attn_backends.kernels.visibility import KINDS
 
 SCHEMA = 1
 KIND = "hf_attn_backends equivalence gate"
+DTYPES = ("bfloat16", "float16", "float32")  # what the kernels compute in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,12 @@ class Artifact:
         """Whether calls of this class were proven."""
         return str(call_class) in self.classes
 
-    def head_dims(self, dtype: str | None = None) -> set[int]:
-        """Head dims of the proven classes, of one dtype or of all; empty: not stated."""
+    def head_dims(self, dtype: str | None = None, features: str = "") -> set[int]:
+        """Head dims of the proven classes with these features, of one dtype or of all."""
         return {
             entry["head_dim"]
-            for entry in self.classes.values()
-            if dtype is None or entry["dtype"] == dtype
+            for name, entry in self.classes.items()
+            if dtype in (None, entry["dtype"]) and name.partition("+")[2] == features
         }
 
     def max_ratios(self) -> dict[str, float]:
@@ -120,12 +122,42 @@ def canonical_digest(document: Mapping[str, Any]) -> str:
 
 
 def parse_class(text: str) -> CallClass:
-    """The call class of its name, such as `bfloat16/d128/causal+softcap`."""
+    """The call class of its name, such as `bfloat16/d128/causal+softcap`.
+
+    Raises:
+        GateInvalidError: The text names no class that a call can have.
+    """
     try:
         dtype, dim, rest = text.split("/")
         visibility, _, features = rest.partition("+")
-        return CallClass(dtype, int(dim.removeprefix("d")), visibility, features)
+        found = CallClass(dtype, int(dim.removeprefix("d")), visibility, features)
     except ValueError:
         raise GateInvalidError(
             f"a call class must be written like bfloat16/d128/causal, got {text!r}"
         ) from None
+    return checked(found)
+
+
+def checked(call_class: CallClass) -> CallClass:
+    """The class itself, if a call can have it.
+
+    Raises:
+        GateInvalidError: Its dtype, head_dim, visibility or features do not exist.
+    """
+    dtype, head_dim, visibility, features = call_class
+    words = features.split("+") if features else []
+    rules = (
+        (dtype in DTYPES, f"its dtype must be one of {', '.join(DTYPES)}, got {dtype!r}"),
+        (head_dim >= 1, f"its head_dim must be at least 1, got {head_dim}"),
+        (
+            visibility in KINDS,
+            f"its visibility must be one of {', '.join(KINDS)}, got {visibility!r}",
+        ),
+        (
+            words == [name for name in FEATURES if name in words],
+            f"its features must be out of {', '.join(FEATURES)}, in this order, got {features!r}",
+        ),
+    )
+    if reasons := [reason for holds, reason in rules if not holds]:
+        raise GateInvalidError(compose(f"{call_class} is no call class", reasons))
+    return call_class

@@ -69,6 +69,7 @@ def _small(kind: str, t: int) -> list[Case]:
             _case("square", 1, 2, 2, 2 * t + 3, 2 * t + 3, "causal", repeat=True),
             _case("chunk", 1, 6, 2, t + 5, 2 * t + 3, "causal", layout="skewed"),
             _case("tall", 1, 4, 1, t + 9, 5, "causal", grad="ones"),
+            _case("few", 2, 4, 1, 5, t + 1, "causal", layout="strided"),
             _case("single", 1, 2, 2, 1, 1, "causal", layout="copied"),
         ]
     if kind == "window":
@@ -78,6 +79,8 @@ def _small(kind: str, t: int) -> list[Case]:
             _case("chunk", 1, 6, 2, t + 5, 2 * t + 3, "window", window=t + 1, layout="strided"),
             _case("tall", 1, 4, 1, t + 9, 5, "window", window=2, grad="ones"),
             _case("one", 1, 2, 2, 7, 7, "window", window=1, layout="copied"),
+            _case("decode", 2, 4, 1, 1, t + 3, "window", window=t // 2 + 1, repeat=True),
+            _case("few", 1, 6, 2, 5, t + 1, "window", window=t // 2, layout="strided"),
             _case("edge - 1", 1, 1, 1, n, n, "window", window=n - 1, repeat=True),
             _case("edge", 1, 1, 1, n, n, "window", window=n),
             _case("edge + 1", 1, 1, 1, n, n, "window", window=n + 1),

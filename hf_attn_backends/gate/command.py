@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,15 +19,14 @@ from rich.table import Table
 
 from hf_attn_backends import environment
 from hf_attn_backends.call import FEATURES, CallClass, features_name
-from hf_attn_backends.errors import InvalidCallError
-from hf_attn_backends.gate.artifact import device_kind, parse_class
+from hf_attn_backends.errors import GateError, InvalidCallError
+from hf_attn_backends.gate.artifact import DTYPES, device_kind, parse_class
 from hf_attn_backends.gate.budgets import TENSORS
 from hf_attn_backends.gate.grid import default_grid
 from hf_attn_backends.gate.results import ClassResult
 from hf_attn_backends.gate.run import GateResult, previous_classes, run_gate
 from hf_attn_backends.kernels.visibility import KINDS
 
-_DTYPES = ("bfloat16", "float16", "float32")
 MEASURED_FEATURES = tuple(name for name in FEATURES if name != "bias")
 
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
     parser.add_argument(
         "--head-dim",
-        type=int,
+        type=_at_least(1),
         action="append",
         metavar="D",
         help="measure this head dim (repeatable); added to a valid artifact",
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         action="append",
-        choices=_DTYPES,
+        choices=DTYPES,
         help="with --head-dim: only this dtype (repeatable)",
     )
     parser.add_argument(
@@ -58,8 +59,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gate-dir", help="folder of the artifacts")
     parser.add_argument("--force", action="store_true", help="measure also what is proven already")
-    parser.add_argument("--jobs", type=int, help="worker processes (default: by cores)")
+    parser.add_argument(
+        "--jobs",
+        type=_at_least(0),
+        help="worker processes (default: by cores; 0: in this process)",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")  # fmt: skip
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        return value
+
+    return number
 
 
 def features_of(text: str) -> str:
@@ -98,7 +113,7 @@ def asked_classes(args: argparse.Namespace, device: str) -> list[CallClass]:
     chosen = [
         one
         for one in grid
-        if one.dtype in (args.dtype or _DTYPES) and one.visibility in (args.visibility or KINDS)
+        if one.dtype in (args.dtype or DTYPES) and one.visibility in (args.visibility or KINDS)
     ]
     if not chosen:
         raise InvalidCallError(
@@ -109,7 +124,9 @@ def asked_classes(args: argparse.Namespace, device: str) -> list[CallClass]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; 0 if everything that was asked for is proven, else 1."""
-    device = args.device or environment.default_device()
+    device = environment.default_device() if args.device is None else args.device
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise GateError(f"device must be cpu, cuda or cuda:N, got '{device}'")
     if device.partition(":")[0] == "cuda" and environment.default_device() != "cuda":
         print(f"hf-attn gate: torch sees no CUDA device, {device} cannot be measured",
               file=sys.stderr)  # fmt: skip

@@ -10,28 +10,23 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from hf_attn_backends import witness
 from hf_attn_backends.call import CallClass
 from hf_attn_backends.errors import CallRefusedError
-from hf_attn_backends.gate import offsets
+from hf_attn_backends.gate import offsets, pages
 from hf_attn_backends.gate.attend import (
     WITNESS_NAME,
     Attend,
-    Attended,
     ieee_products,
     operator,
     poisoned,
 )
-from hf_attn_backends.gate.budgets import METRICS, Yardstick, error_of, yardstick
+from hf_attn_backends.gate.budgets import Yardstick, yardstick
 from hf_attn_backends.gate.cases import Case, cases_for
+from hf_attn_backends.gate.checks import check, check_repeat
 from hf_attn_backends.gate.inputs import Inputs, make_inputs
 from hf_attn_backends.gate.results import ClassResult, VariantResult
-
-# Variants whose backward pass adds in an order that may change are not held to equal bits there;
-# the artifact says so of each.
-DETERMINISTIC_BACKWARD = frozenset({"triton"})
 
 
 def measure_class(
@@ -90,6 +85,8 @@ def measure_case(
     variant = _measure_variant(result, case, inputs, stick, around(operator()), None)
     if variant not in (None, "triton"):
         _measure_variant(result, case, inputs, stick, around(operator("triton")), "triton")
+    if variant is not None and pages.applies(case, inputs):
+        _measure_pages(result, case, inputs, stick)
 
 
 def _measure_variant(
@@ -120,10 +117,30 @@ def _measure_variant(
     if stick.name not in kept.yardsticks:
         kept.yardsticks.append(stick.name)
     for name in stick.tensors:
-        _check(result, kept, case, stick, name, getattr(found, name), variant)
+        check(result, kept, case, stick, name, getattr(found, name), variant)
     if again is not None:
-        _check_repeat(result, kept, case, found, again, variant)
+        check_repeat(result, kept, case, found, again, variant)
     return variant
+
+
+def _measure_pages(result: ClassResult, case: Case, inputs: Inputs, stick: Yardstick) -> None:
+    """Run and check the kernel for pages, which has a forward pass alone."""
+    kept = result.variants.setdefault("paged", VariantResult())
+    for page_size in pages.PAGE_SIZES:
+        try:
+            with poisoned():
+                found, again = (pages.attend(inputs, page_size) for _ in range(2))
+        except Exception as error:
+            what = f"raised {type(error).__name__} over pages of {page_size} keys: {error}"
+            result.add_failure("call", "raised", case.name, "paged", what)
+            return
+        kept.cases += 1
+        check(result, kept, case, stick, "out", found, "paged")
+        if not torch.equal(found, again):
+            what = "differs between two runs on the same inputs"
+            result.add_failure("out", "determinism", case.name, "paged", what)
+    if stick.name not in kept.yardsticks:
+        kept.yardsticks.append(stick.name)
 
 
 def _ran(launches: dict[witness.Launch, int]) -> str:
@@ -138,63 +155,3 @@ def _ran(launches: dict[witness.Launch, int]) -> str:
     }
     forward, backward = ("+".join(sorted(names[phase])) for phase in ("forward", "backward"))
     return forward if forward == backward else f"{forward}/{backward}"
-
-
-def _check(
-    result: ClassResult,
-    kept: VariantResult,
-    case: Case,
-    stick: Yardstick,
-    name: str,
-    found: Tensor | None,
-    variant: str,
-) -> None:
-    """Form, finite, exactly zero where nothing is seen, then the errors against the budgets."""
-
-    def fail(check: str, what: str) -> None:
-        result.add_failure(name, check, case.name, variant, what)
-
-    exact: Tensor = getattr(stick.exact, name)
-    if found is None or found.shape != exact.shape:
-        return fail("form", f"must have shape {exact.shape}, got {getattr(found, 'shape', None)}")
-    rows = ~stick.seen.any(-1)  # [B, H, M]
-    keys = (
-        ~stick.seen.any(2).unflatten(1, (exact.shape[1], -1)).any(2) if name[1:] in "kv" else None
-    )
-    bad = ~torch.isfinite(found)
-    sinks = stick.exact.dsinks is not None  # every row sees its head's
-    if name == "lse" and not sinks:
-        bad &= ~rows
-        if not bool((found[rows] == float("-inf")).all()):
-            fail("hidden rows", "must be -inf where a row sees nothing, and is not")
-    elif name in ("out", "dq") and not bool((found[rows] == 0).all()):
-        fail("hidden rows", "must be exactly 0 where a row sees nothing, and is not")
-    elif keys is not None and not bool((found[keys] == 0).all()):
-        fail("hidden keys", "must be exactly 0 for keys that nobody sees, and is not")
-    if bool(bad.any()):
-        return fail("finite", f"has {int(bad.sum())} elements that are not finite (or not written)")
-    if name == "lse" and not sinks:
-        found = torch.where(rows, float("-inf"), found)
-    errors = error_of(found, exact)
-    for metric in METRICS:
-        error, budget = errors[metric], stick.budgets[name, metric]
-        kept.add(name, metric, case.name, error, budget)
-        if not error <= budget:
-            fail("error", f"has {metric} error {error:.2e} over its budget {budget:.2e}")
-    return None
-
-
-def _check_repeat(
-    result: ClassResult, kept: VariantResult, case: Case, one: Attended, two: Attended, variant: str
-) -> None:
-    """Two runs must give the same bits: the forward pass always, gradients where promised."""
-    for name, first, second in zip(one._fields, one, two, strict=True):
-        if first is None or second is None or torch.equal(first.nan_to_num(), second.nan_to_num()):
-            continue
-        backward = variant.partition("/")[2] or variant
-        if name not in ("out", "lse"):
-            kept.deterministic = False
-            if backward not in DETERMINISTIC_BACKWARD:
-                continue
-        what = "differs between two runs on the same inputs"
-        result.add_failure(name, "determinism", case.name, variant, what)

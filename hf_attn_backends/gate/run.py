@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 from filelock import FileLock
@@ -26,7 +26,7 @@ from hf_attn_backends.gate.measure import measure_class
 from hf_attn_backends.gate.results import ClassResult, GateResult
 from hf_attn_backends.gate.verify import find, load
 from hf_attn_backends.gate.workers import measure_in_workers, worker_count
-from hf_attn_backends.gate.writer import withdraw, write_equivalence_gate
+from hf_attn_backends.gate.writer import withdraw, write_equivalence_gate, writing
 
 Progress = Callable[[int, int, ClassResult], None]
 
@@ -75,6 +75,7 @@ def run_gate(
 
     Raises:
         GateFailedError: The sources changed meanwhile, or a GPU is asked of the interpreter.
+        GateError: The folder cannot be written.
     """
     began = time.perf_counter()
     device = str(environment.default_device() if device is None else device)
@@ -90,11 +91,13 @@ def run_gate(
         )
     result = GateResult(device=device_kind(device))
     write = write and attend is None
+    # Asked once without the lock: a home that is shared read-only has none to give.
+    if write and not force and _reuse(result, find(device, gate_dir), asked):
+        result.seconds = time.perf_counter() - began
+        return result
     with _only_one(device, gate_dir) if write else contextlib.nullcontext():
         valid = find(device, gate_dir) if write else None
-        if valid is not None and not force and all(valid.covers(one) for one in asked):
-            result.reused, result.path = True, valid.path
-        else:
+        if force or not _reuse(result, valid, asked):
             source = gate.kernel_source_hash()
             for found in _measure(asked, device, attend, progress, jobs):
                 result.classes[found.name] = found
@@ -104,6 +107,14 @@ def run_gate(
                 _conclude(result, valid, device, gate_dir)
     result.seconds = time.perf_counter() - began
     return result
+
+
+def _reuse(result: GateResult, valid: Artifact | None, asked: Sequence[CallClass]) -> bool:
+    """Whether a valid artifact covers everything; then it is the result's."""
+    if valid is None or not all(valid.covers(one) for one in asked):
+        return False
+    result.reused, result.path = True, valid.path
+    return True
 
 
 def _measure(
@@ -162,7 +173,14 @@ def _conclude(
     )
 
 
-def _only_one(device: str, gate_dir: str | os.PathLike[str] | None) -> FileLock:
+@contextlib.contextmanager
+def _only_one(device: str, gate_dir: str | os.PathLike[str] | None) -> Iterator[None]:
     path = artifact_path(device, gate_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.with_name(f".{path.stem}.lock"))
+    lock = FileLock(path.with_name(f".{path.stem}.lock"))
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -15,10 +15,12 @@ _FILES = (
     "gate/attend.py",
     "gate/budgets.py",
     "gate/cases.py",
+    "gate/checks.py",
     "gate/dropout.py",
     "gate/inputs.py",
     "gate/measure.py",
     "gate/offsets.py",
+    "gate/pages.py",
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,22 +46,32 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 def gate_command(device: object = None, gate_dir: str | os.PathLike[str] | None = None) -> str:
     """The command that measures this device and writes its artifact."""
     kind = device_kind(device).partition("-")[0]
-    where = f" --gate-dir {gate_dir}" if gate_dir is not None else ""
-    return f"hf-attn gate --device {kind}{where}"
+    return f"hf-attn gate --device {kind}{_where(gate_dir)}"
+
+
+def _where(gate_dir: str | os.PathLike[str] | None) -> str:
+    return "" if gate_dir is None else f" --gate-dir {shlex.quote(os.fspath(gate_dir))}"
 
 
 def extend_command(
-    what: CallClass | str | int, dtype: str | None = None, *, device: object = None
+    what: CallClass | str | int,
+    dtype: str | None = None,
+    *,
+    features: str = "",
+    device: object = None,
+    gate_dir: str | os.PathLike[str] | None = None,
 ) -> str:
     """The command that adds a call class, or every mask kind of a head dim, to the artifact.
 
     Args:
         what: A call class (or its name), or a head dim.
         dtype: With a head dim: `bfloat16`, `float16` or `float32`; None: every default dtype.
+        features: With a head dim: what its calls have besides, such as `softcap`.
         device: Where the calls run; None leaves it to the command's default.
+        gate_dir: Folder of the artifact, where it is not the default one.
     """
     where = "" if device is None else f" --device {device_kind(device).partition('-')[0]}"
-    kind = features = ""
+    kind = ""
     if not isinstance(what, int):
         call_class = gate.parse_class(what) if isinstance(what, str) else what
         what, dtype, kind, features = (
@@ -70,7 +81,7 @@ def extend_command(
     if dtype is not None:
         command += f" --dtype {str(dtype).removeprefix('torch.')}"
     command += f" --visibility {kind}" if kind else ""
-    return command + (f" --feature {features}" if features else "")
+    return command + (f" --feature {features}" if features else "") + _where(gate_dir)
 
 
 def load(path: Path, fix: str) -> dict[str, Any]:
@@ -111,7 +122,22 @@ def load(path: Path, fix: str) -> dict[str, Any]:
             f"it was edited after it was written: its content has sha256 {digest}, "
             f"it claims {document['sha256']}"
         )
+    for name, entry in document["classes"].items():
+        if why := _malformed(name, entry):
+            raise invalid(why)
     return document
+
+
+def _malformed(name: str, entry: object) -> str | None:
+    """What is wrong with an artifact's entry of a class; None if nothing is."""
+    try:
+        call_class = gate.parse_class(name)
+    except GateInvalidError as error:
+        return str(error)
+    if not isinstance(entry, Mapping):
+        return f"what it says of {name} is no mapping"
+    stated = tuple(entry.get(key, "") for key in call_class._fields)
+    return None if stated == call_class else f"what it says of {name} is of another class"
 
 
 def _changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -142,7 +168,7 @@ def require(device: object = None, gate_dir: str | os.PathLike[str] | None = Non
     asked = f"the equivalence gate does not vouch for triton_fa2 on {kind}"
     if not path.exists():
         reasons = [f"no equivalence gate was run for {kind}: there is no {path}"]
-        others = sorted(other.stem for other in path.parent.glob("*.json"))
+        others = sorted(other.stem for other in path.parent.glob("*.json") if other != path)
         if others:
             reasons.append(f"the artifact of another device kind ({', '.join(others)}) proves "
                            f"nothing about {kind}")  # fmt: skip

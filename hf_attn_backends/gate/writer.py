@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hf_attn_backends import environment, gate
 from hf_attn_backends.call import CallClass
-from hf_attn_backends.errors import GateInvalidError, compose
+from hf_attn_backends.errors import GateError, GateInvalidError, compose
 from hf_attn_backends.gate.artifact import (
     KIND,
     SCHEMA,
     artifact_path,
     canonical_digest,
+    checked,
     device_kind,
     parse_class,
 )
@@ -33,15 +35,18 @@ def _classes(
         coverage = results
     for item in shapes if coverage is None else coverage:
         if isinstance(item, CallClass):
-            stated.append(item)
+            stated.append(checked(item))
         elif isinstance(item, Mapping):
             if {"dtype", "head_dim", "visibility"} <= set(item):
-                dtype = str(item["dtype"]).removeprefix("torch.")
                 kinds = item["visibility"]
-                for kind in [kinds] if isinstance(kinds, str) else kinds:
-                    stated.append(
-                        CallClass(dtype, int(item["head_dim"]), kind, item.get("features", ""))
+                stated += [
+                    # Through the name, which is checked in every part.
+                    parse_class(
+                        f"{str(item['dtype']).removeprefix('torch.')}/d{item['head_dim']}/{kind}"
+                        + (f"+{item['features']}" if item.get("features") else "")
                     )
+                    for kind in ([kinds] if isinstance(kinds, str) else kinds)
+                ]
         elif coverage is not None:
             stated.append(parse_class(str(item)))
     return {
@@ -75,7 +80,9 @@ def write_equivalence_gate(
         The file, complete on disk: written beside its place, fsynced and renamed.
 
     Raises:
-        GateInvalidError: Something given is not strict JSON (NaN and infinities are not).
+        GateInvalidError: Something given is not strict JSON (NaN and infinities are not), or
+            states a class of calls that does not exist.
+        GateError: The folder cannot be written.
     """
     document: dict[str, Any] = {
         "kind": KIND,
@@ -98,16 +105,38 @@ def write_equivalence_gate(
         ) from error
     document["sha256"] = canonical_digest(document)
     path = artifact_path(device, gate_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
     _announce()
     return path
 
 
 def withdraw(path: Path) -> None:
-    """Remove an artifact that vouches for something which has been measured to be wrong."""
-    path.unlink(missing_ok=True)
+    """Remove an artifact that vouches for something which has been measured to be wrong.
+
+    Raises:
+        GateError: It cannot be removed.
+    """
+    with writing(path):
+        path.unlink(missing_ok=True)
     _announce()
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into the gate's own error."""
+    try:
+        yield
+    except (OSError, NotImplementedError) as error:  # filelock: no locks on this file system
+        raise GateError(
+            compose(
+                f"the equivalence gate's artifact {path} cannot be written",
+                [f"{type(error).__name__}: {error}"],
+                works="a folder on a local disk that supports file locks",
+                fix="export HF_ATTN_HOME=<a writable local folder>",
+            )
+        ) from error
 
 
 def _announce() -> None:

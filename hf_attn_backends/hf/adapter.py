@@ -66,7 +66,7 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
             is_causal: Over the module's own.
             position_ids: `[1 or B, M]`; tell packed samples apart where there is no mask.
             cu_seq_lens_q, cu_seq_lens_k: Likewise, as cumulative lengths.
-            use_cache: Whether the model keeps a cache.
+            use_cache: Whether the model keeps a cache; None where the family does not say.
             rest: Anything else; see `arguments`.
 
         Returns:
@@ -85,7 +85,7 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
         key_batch, _, k_length, _ = key.shape
         if batch != key_batch and batch == 1:  # learned queries
             query, batch = query.expand(key_batch, -1, -1, -1), key_batch
-        if over_pages:
+        if over_pages and cu_seq_lens_q is not None:
             extras = paged.Extras(scaling, softcap, s_aux, dropout)
             out = paged.attend(
                 backend, module, query, key, value, sliding_window, cu_seq_lens_q, cu_seq_lens_k,
@@ -112,12 +112,21 @@ def attention_function(backend: str) -> Callable[..., tuple[Tensor, None]]:
             softcap=softcap,
             sinks=s_aux,
             dropout_p=dropout,
-            has_cache=k_length != q_length or bool(use_cache),
+            has_cache=k_length != q_length or _keeps_a_cache(use_cache),
         )
         return out.transpose(1, 2).contiguous(), None
 
     attention.__name__ = attention.__qualname__ = f"{backend}_attention"
     return attention
+
+
+def _keeps_a_cache(use_cache: bool | None) -> bool:
+    """Whether a call as long as its keys may be a prompt's; not every family passes `use_cache`.
+
+    Where it does not, only a call that wants no gradients can be: right either way, for a backend
+    that decodes serves it like any other.
+    """
+    return not torch.is_grad_enabled() if use_cache is None else use_cache
 
 
 def _visibility(
@@ -164,8 +173,8 @@ def _of_scalars(
         window = None  # not binding
     if q_length == 1 and window is None:
         return FULL
-    compiling = torch.compiler.is_compiling()
     if q_length > 1 and position_ids is not None:
+        compiling = torch.compiler.is_compiling()
         kept: dict = {} if compiling else POSITIONS.of(position_ids)
         key = (batch, q_length, k_length, window)
         found = kept.get(key)

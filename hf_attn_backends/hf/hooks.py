@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 CHECK = "_check_and_adjust_attn_implementation"
 CORRECT = "get_correct_attn_implementation"
+BASE_MODULE = "transformers.modeling_utils"
+"""Where `PreTrainedModel` is; `support` has its hook."""
 METHODS = {CHECK: "attn_implementation", CORRECT: "requested_attention"}
 """The methods, and the name of the argument that each is asked about."""
 

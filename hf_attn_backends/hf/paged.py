@@ -17,8 +17,8 @@ head dim.
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,11 @@ from torch import Tensor
 from hf_attn_backends.backends.paged import page_reader, run_paged
 from hf_attn_backends.dispatch import run_call
 from hf_attn_backends.errors import CallRefusedError, compose
-from hf_attn_backends.hf import arguments
-from hf_attn_backends.hf.intervals import lengths_of, segment_intervals
+from hf_attn_backends.hf import arguments, paged_cache
+from hf_attn_backends.hf.intervals import lengths_of
+from hf_attn_backends.hf.paged_cache import Pages
+from hf_attn_backends.hf.paged_routing import PREFIX
+from hf_attn_backends.hf.paged_rows import ROWS
 from hf_attn_backends.kernels.visibility import Visibility
 
 MARK = "write_index"
@@ -50,15 +53,6 @@ class Extras(NamedTuple):
     softcap: float | None
     sinks: Tensor | None
     dropout: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Pages:
-    """One layer's pages, and where each sequence's are."""
-
-    key_cache: Tensor
-    value_cache: Tensor
-    block_table: Tensor
 
 
 def attend(
@@ -95,16 +89,47 @@ def attend(
     arguments.check(backend, {k: v for k, v in rest.items() if k not in _CONSUMED})
     layer = int(module.layer_idx)  # pyright: ignore[reportArgumentType]
     cache = rest.get("cache")
-    window, kind = _window_of(module, layer, window, cache)
+    window, kind = paged_cache.window_of(module, layer, window, cache)
     if isinstance(lengths_k, dict):
         lengths_k = lengths_k[kind]
     if rest.get("block_table") is not None:
-        pages = _pages_of(cache, layer, rest)
+        pages = paged_cache.pages_of(cache, layer, rest)
         return _step(backend, query, key, value, pages, lengths_k, window, extras)
     if cache is not None:
-        key, value = _updated(cache, layer, key, value, rest)
-    rows = _rows.of(layer, lengths_q, lengths_k, query.shape[2], key.shape[2], window)
+        key, value = paged_cache.updated(cache, layer, key, value, rest)
+    rows = ROWS.of(layer, lengths_q, lengths_k, query.shape[2], key.shape[2], window)
     return _run(backend, query, key, value, Visibility(intervals=rows), extras)
+
+
+def over_pages(backend: str, attention: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of `paged|<backend>`, which transformers makes no masks for.
+
+    Args:
+        backend: The name without prefix.
+        attention: Its function.
+    """
+
+    @functools.wraps(attention)
+    def attention_over_pages(
+        module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **rest: Any
+    ) -> Any:
+        if MARK not in rest:
+            reason = (
+                f"{PREFIX}{backend} was called without a paged cache: no mask is made under that "
+                "name, so that padding and causality would be lost"
+            )
+            raise CallRefusedError(
+                compose(
+                    "this call cannot be served",
+                    [reason],
+                    works="continuous batching (generate_batch) under this name",
+                    fix=f'model.set_attn_implementation("{backend}")',
+                ),
+                [reason],
+            )
+        return attention(module, query, key, value, *args, **rest)
+
+    return attention_over_pages
 
 
 def _run(
@@ -122,7 +147,7 @@ def _step(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    pages: _Pages,
+    pages: Pages,
     lengths_k: Tensor,
     window: int | None,
     extras: Extras,
@@ -130,7 +155,7 @@ def _step(
     """One new token for each sequence; a sequence of no keys is padding."""
     query = query.permute(2, 1, 0, 3).to(pages.key_cache.dtype)  # [B, H, 1, D]
     lengths = lengths_of(lengths_k, query.shape[0])
-    _write(pages, key[0].transpose(0, 1), value[0].transpose(0, 1), lengths)
+    paged_cache.write(pages, key[0].transpose(0, 1), value[0].transpose(0, 1), lengths)
     reader = page_reader(backend)
     featured = extras.softcap is not None or extras.sinks is not None or extras.dropout > 0.0
     if reader is not None and not featured and query.shape[3] == value.shape[3]:
@@ -139,115 +164,9 @@ def _step(
             scale=extras.scaling, window=window,
         )  # fmt: skip
     else:  # the kernel over pages has none of these: read the pages out, at a copy's cost
-        keys, values = (_read(c, pages.block_table) for c in (pages.key_cache, pages.value_cache))
+        keys = paged_cache.read(pages.key_cache, pages.block_table, lengths)
+        values = paged_cache.read(pages.value_cache, pages.block_table, lengths)
         start = torch.zeros_like(lengths) if window is None else (lengths - window).clamp(min=0)
         rows = torch.stack([start, lengths], dim=-1)[:, None]
         out = _run(backend, query, keys, values, Visibility(intervals=rows), extras)
     return out.permute(2, 1, 0, 3)
-
-
-def _write(pages: _Pages, keys: Tensor, values: Tensor, lengths: Tensor) -> None:
-    """Put each sequence's new key and value, `[B, G, D]`, into the place of its newest token.
-
-    Without reading a length: padding rows write once more what the first sequence writes.
-    """
-    size = pages.key_cache.shape[1]
-    last = lengths - 1
-    real = last >= 0
-    page = pages.block_table.gather(1, (last.clamp(min=0) // size).long()[:, None])[:, 0].long()
-    slot = (last % size).long()
-    page, slot = torch.where(real, page, page[:1]), torch.where(real, slot, slot[:1])
-    for cache, new in ((pages.key_cache, keys), (pages.value_cache, values)):
-        new = torch.where(real[:, None, None], new, new[:1]).to(cache.dtype)
-        cache.index_put_((page, slot), new)
-
-
-def _read(cache: Tensor, block_table: Tensor) -> Tensor:
-    """The pages of each sequence end to end, `[B, G, pages * page_size, D]`."""
-    pages = cache[block_table.clamp(min=0).long()]
-    return pages.flatten(1, 2).transpose(1, 2)
-
-
-def _window_of(
-    module: torch.nn.Module, layer: int, given: int | None, cache: Any
-) -> tuple[int | None, str]:
-    """The keys a row of this layer sees, and transformers' name for this kind of layer.
-
-    Not every family passes its window to the attention function: the cache, or the configuration
-    that the cache was laid out by, knows it.
-    """
-    config: Any = module.config
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    size = getattr(config, "sliding_window", None)
-    if cache is not None:  # transformers 5.17, where 1 is no window
-        sliding = cache.sliding_windows[layer] != 1
-    elif getattr(config, "layer_types", None) is not None:
-        sliding = config.layer_types[layer] == "sliding_attention"
-    else:
-        sliding = size is not None
-    if not sliding:
-        return None, "full_attention"
-    return (size if given is None else given), "sliding_attention"
-
-
-def _pages_of(cache: Any, layer: int, rest: dict[str, Any]) -> _Pages:
-    if cache is None:
-        return _Pages(rest["k_cache"], rest["v_cache"], rest["block_table"])
-    group, index = cache.layer_index_to_group_indices[layer]
-    shape = (-1, cache.block_size, cache.num_key_value_heads, cache.head_dim)
-    return _Pages(
-        cache.key_cache[index].view(shape),
-        cache.value_cache[index].view(shape),
-        rest["block_table"][group],
-    )
-
-
-def _updated(
-    cache: Any, layer: int, key: Tensor, value: Tensor, rest: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """Let the cache write and read back; it gives `[N, G, D]`."""
-    if not hasattr(cache, "layer_index_to_group_indices"):
-        reason = (
-            f"the cache is a {type(cache).__name__}, and a paged cache of transformers 5.17 or "
-            "newer is what can be read here"
-        )
-        raise CallRefusedError(compose("this call cannot be served", [reason]), [reason])
-    keys, values = cache.update(
-        key_states=key, value_states=value, layer_idx=layer, read_index=rest["read_index"],
-        write_index=rest["write_index"],
-    )  # fmt: skip
-    return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-
-
-class _Rows(threading.local):
-    """The intervals of the running forward pass, found once for all layers of a kind.
-
-    Within one pass layers come in ascending order. A call that does not is the next pass, and
-    finds them anew: the lengths lie in buffers that are written to in place, and the pass that a
-    CUDA graph captures must hold the kernels that read them.
-    """
-
-    def __init__(self) -> None:
-        self.layer = -1
-        self.found: list[tuple[tuple[Tensor, Tensor], tuple[Any, ...], Tensor]] = []
-
-    def of(
-        self, layer: int, lengths_q: Tensor, lengths_k: Tensor, q_len: int, k_len: int,
-        window: int | None,
-    ) -> Tensor:  # fmt: skip
-        """Intervals `[1, M, 2]` of causal rows within each sequence."""
-        if torch.compiler.is_compiling():
-            return segment_intervals(lengths_q, lengths_k, 1, q_len, k_len, True, window)
-        if layer <= self.layer:
-            self.found.clear()
-        self.layer = layer
-        shape = (q_len, k_len, window)
-        for lengths, other, rows in self.found:
-            if lengths[0] is lengths_q and lengths[1] is lengths_k and other == shape:
-                return rows
-        rows = segment_intervals(lengths_q, lengths_k, 1, q_len, k_len, True, window)
-        self.found.append(((lengths_q, lengths_k), shape, rows))
-        return rows
-
-
-_rows = _Rows()

@@ -22,7 +22,8 @@ NAMES = ("triton_fa2", "triton_decode", "auto")
 _REGISTERED = (*NAMES, *(paged_routing.PREFIX + name for name in NAMES))
 
 _OURS = "__hf_attn_backends__"
-_lock = threading.RLock()
+lock = threading.RLock()
+"""Held while transformers is changed."""
 _active = False
 _armed = False
 
@@ -34,7 +35,7 @@ def register() -> None:
         RegistrationError: transformers holds a foreign value under one of our names.
     """
     global _active, _armed
-    with _lock:
+    with lock:
         for module, (check, _, _) in _PARTS.items():
             if module in sys.modules:
                 check(sys.modules[module])
@@ -51,19 +52,27 @@ def register() -> None:
 def unregister() -> None:
     """Restore transformers to what it was before `register`; idempotent.
 
+    Classes that were patched are restored too; `register` brings Mistral's gate back, and `patch`
+    that of others.
+
     What other code put on top of ours stays; ours then does nothing below it.
     """
     global _active
-    with _lock:
+    with lock:
         _active = False
         for module, (_, _, undo) in reversed(_PARTS.items()):
             if module in sys.modules:
                 undo(sys.modules[module])
 
 
+def registered() -> bool:
+    """Whether `register` was called, and `unregister` not since."""
+    return _active
+
+
 def _when_active(fit: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
     def hook(module: ModuleType) -> None:
-        with _lock:
+        with lock:
             if _active:
                 fit(module)
 
@@ -76,12 +85,12 @@ def _functions(kind: str) -> dict[str, Any]:
         if kind == "attention":
             make = importlib.import_module("hf_attn_backends.hf.adapter").attention_function
             made = {name: make(name) for name in NAMES}
-            _made[kind] = {
-                name: made[name.removeprefix(paged_routing.PREFIX)] for name in _REGISTERED
-            }
-        else:
+            over_pages = importlib.import_module("hf_attn_backends.hf.paged").over_pages
+            paged = {paged_routing.PREFIX + name: over_pages(name, made[name]) for name in NAMES}
+            _made[kind] = made | paged
+        else:  # continuous batching makes no masks
             mask = importlib.import_module("hf_attn_backends.hf.masks").visibility_mask
-            _made[kind] = dict.fromkeys(_REGISTERED, mask)
+            _made[kind] = dict.fromkeys(NAMES, mask)
         for function in _made[kind].values():
             setattr(function, _OURS, True)
     return _made[kind]
@@ -134,6 +143,7 @@ def _fit_attention(module: Any) -> None:
 
 
 def _undo_attention(module: Any) -> None:
+    importlib.import_module("hf_attn_backends.hf.gated_loading").uninstall_all()
     _take(module.AttentionInterface)
     importlib.import_module("hf_attn_backends.hf.support").uninstall(module.PreTrainedModel)
 
@@ -152,15 +162,8 @@ def _undo_masks(module: Any) -> None:
 
 
 def _fit_mistral(module: Any) -> None:
-    mistral = importlib.import_module("hf_attn_backends.hf.mistral")
-    mistral.install(module.MistralPreTrainedModel)
-    mistral.watch_config(module.MistralConfig)
-
-
-def _undo_mistral(module: Any) -> None:
-    mistral = importlib.import_module("hf_attn_backends.hf.mistral")
-    mistral.unwatch_config(module.MistralConfig)
-    mistral.uninstall(module.MistralPreTrainedModel)
+    loading = importlib.import_module("hf_attn_backends.hf.gated_loading")
+    loading.install(module.MistralPreTrainedModel)
 
 
 def _fit_batching(module: Any) -> None:
@@ -168,12 +171,14 @@ def _fit_batching(module: Any) -> None:
 
 
 def _nothing(module: Any) -> None:
-    """Neither Mistral's classes nor continuous batching hold names: there is nothing to check."""
+    """Neither Mistral's classes nor continuous batching hold names, so there is nothing to check;
+    and Mistral's gate is lifted with every other.
+    """
 
 
 _PARTS: dict[str, tuple[Callable, Callable, Callable]] = {
     "transformers.masking_utils": (_check_masks, _fit_masks, _undo_masks),
     "transformers.modeling_utils": (_check_attention, _fit_attention, _undo_attention),
-    "transformers.models.mistral.modeling_mistral": (_nothing, _fit_mistral, _undo_mistral),
+    "transformers.models.mistral.modeling_mistral": (_nothing, _fit_mistral, _nothing),
     **dict.fromkeys(paged_routing.MODULES, (_nothing, _fit_batching, paged_routing.undo)),
 }

@@ -19,7 +19,7 @@ from torch import nn
 from hf_attn_backends import record as records
 from hf_attn_backends import registry, report, witness
 from hf_attn_backends.errors import ExecutionMismatchError, RecordError, compose
-from hf_attn_backends.hf import lineage, ranks, trackers
+from hf_attn_backends.hf import lineage, ranks, shares, trackers
 from hf_attn_backends.hf.launch_facts import collect, reading
 from hf_attn_backends.hf.run_watch import RunWatch
 from hf_attn_backends.hf.verdict import Verdict, merge
@@ -162,6 +162,7 @@ class RunSession:
             "layers": self._layers,
             "steps": self.watch.steps,
             "by_rank": by_rank,
+            "served_by": shares.served_by(by_rank),
             "ranks_counted": f"{len(by_rank)} of {self._size}",
             "substitutions": [[*key, n] for key, n in sorted(witness.substitutions().items())],
         }

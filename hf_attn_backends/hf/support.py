@@ -8,69 +8,44 @@ load here. And a composite's `set_attn_implementation` that is refused half-way 
 from __future__ import annotations
 
 import functools
-import inspect
-import re
-import sys
 from typing import Any
 
 from hf_attn_backends.errors import AttentionBackendError, BackendRefusedError, compose
-from hf_attn_backends.hf import decisions, hooks
+from hf_attn_backends.hf import decisions, gated_loading, hooks, interface_lookup
 from hf_attn_backends.hf.register import NAMES
 
-_ATTENTION_CLASS = re.compile(r"^class \w*Attention\w*\(", re.MULTILINE)
-_LOOKS_UP = re.compile(r"ALL_ATTENTION_FUNCTIONS(\.get_interface\(|\.get\(|\[)")
-_BASE_MODULE = "transformers.modeling_utils"
 _MISSING = object()
 
 
-def refuse_unsupported(model: Any, value: str | None) -> tuple[str | None, None]:
-    """The policy on `PreTrainedModel`: refuse our names where they would not be looked up."""
-    plain = value.removeprefix("paged|") if isinstance(value, str) else value
-    if plain not in NAMES:
-        return value, None
-    name = type(model).__name__
-    if not looks_up_interface(type(model)):
-        reason = (
-            f"{name} computes attention in its own code and never calls the function registered "
-            "under attn_implementation, so another attention than the one asked for would run, "
-            "with a mask that was not made for it"
-        )
-        raise BackendRefusedError(
-            compose(
-                f"attn_implementation='{value}' for {name}",
-                [reason],
-                works='attn_implementation="eager"',
-            ),
-            [reason],
-        )
+def choose(model: Any, value: str | None) -> tuple[str | None, hooks.Commit | None]:
+    """The policy on `PreTrainedModel`: the selector's where it was asked for, else refusals alone.
+
+    Classes that are gated ask by a hook of their own, before this one; here it is their parts, and
+    every model where `PreTrainedModel` itself is gated.
+    """
+    refuse_unsupported(model, value)
+    if gated_loading.all_gated() or gated_loading.is_part(model.config):
+        return gated_loading.choose(model, value)
     return value, None
 
 
-@functools.lru_cache(maxsize=1024)
-def looks_up_interface(cls: type) -> bool:
-    """Whether a model class, as far as its source tells, calls the registered function.
-
-    True for a class that says so (`_supports_attention_backend`), for modules without attention of
-    their own (composites, whose parts are asked one by one), and where no source can be read.
-    """
-    if getattr(cls, "_supports_attention_backend", False):
-        return True
-    models = (parent for parent in cls.__mro__ if hasattr(parent, hooks.CORRECT))
-    names = {parent.__module__ for parent in models} - {_BASE_MODULE}
-    sources = [source for name in names if (source := _source_of(name)) is not None]
-    if any(_LOOKS_UP.search(source) for source in sources):
-        return True
-    return not any(_ATTENTION_CLASS.search(source) for source in sources)
-
-
-def _source_of(module_name: str) -> str | None:
-    module = sys.modules.get(module_name)
-    if module is None:
-        return None
-    try:
-        return inspect.getsource(module)
-    except (OSError, TypeError):
-        return None
+def refuse_unsupported(model: Any, value: str | None) -> None:
+    """Refuse our names where they cannot do what is asked, whatever the family."""
+    plain = value.removeprefix("paged|") if isinstance(value, str) else value
+    if plain not in NAMES:
+        return
+    reasons = []
+    if not interface_lookup.looks_up_interface(type(model)):
+        reasons.append(interface_lookup.never_looks_up(type(model)))
+    if getattr(model.config, "output_attentions", None):
+        reasons.append(
+            "its configuration has output_attentions=True, and the attention weights are never "
+            "formed, so an empty tuple would be returned"
+        )
+    if reasons:
+        asked = f"attn_implementation='{value}' for {type(model).__name__}"
+        works = 'attn_implementation="eager"'
+        raise BackendRefusedError(compose(asked, reasons, works=works), reasons)
 
 
 def _refuse_unchanged(model: Any, value: Any) -> None:
@@ -141,7 +116,7 @@ _undoing = _Undoing()
 
 def install(base: type) -> None:
     """Hook `PreTrainedModel`; idempotent."""
-    hooks.install(base, refuse_unsupported)
+    hooks.install(base, choose)
     _undoing.install(base)
 
 

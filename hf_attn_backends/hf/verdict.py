@@ -63,6 +63,9 @@ def judge(
     others = {name: n for name, n in forward.items() if not same_backend(decided, name)}
     besides = "".join(f"; {name} launched {n}" for name, n in sorted(others.items()))
     if served and served >= needed:
+        if decided == "auto":
+            listed = ", ".join(f"{name} {n}" for name, n in sorted(forward.items()))
+            decided = f"auto ({listed})"
         return Verdict("matched", f"{served} forward launches of {decided} in {window}{besides}")
     if blind is not None:
         return Verdict("not_observed", blind)

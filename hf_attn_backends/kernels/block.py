@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+from typing import Any
 
 from hf_attn_backends.kernels import bound
 from hf_attn_backends.kernels.bound import LaunchConfig, parameters, plain_launch
@@ -45,7 +46,7 @@ class Block:
         "_pad", "_pointers", "_stream", "compiled",
     )  # fmt: skip
 
-    def __init__(self, compiled: object, codes: str) -> None:
+    def __init__(self, compiled: Any, codes: str) -> None:
         self.compiled = compiled  # it owns the loaded module
         metadata = compiled.metadata
         self._function: int = compiled.function
@@ -68,7 +69,7 @@ class Block:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, compiled: object, codes: str) -> Block | None:
+    def of(cls, compiled: Any, codes: str) -> Block | None:
         """Bind a loaded `CompiledKernel`, or None where its calling convention is not known.
 
         Args:
@@ -92,8 +93,4 @@ class Block:
             self._grid[0], self._grid[1] = programs, splits
             if stream != self._stream:
                 self._config.stream = self._stream = stream
-            status = bound.driver().cuLaunchKernelEx(
-                self._config_at, self._function, self._pointers, None
-            )
-        if status:
-            raise bound.DriverError(f"cuLaunchKernelEx failed with CUDA error {status}")
+            bound.launch(self._config_at, self._function, self._pointers)

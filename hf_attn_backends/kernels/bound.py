@@ -19,7 +19,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from hf_attn_backends.errors import AttentionBackendError
@@ -29,6 +31,7 @@ _PARAMETER = re.compile(
     r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+.*?)?\w+(?:\[(\d+)\])?\s*(?:,|$)"
 )
 _SIZES = {"u64": 8, "s64": 8, "b64": 8, "u32": 4, "s32": 4, "b32": 4, "f32": 4}
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MAP_BYTES = 128  # sizeof(CUtensorMap)
 _MAPS_KEPT = 256
 _ELEMENT_TYPES = {"torch.bfloat16": 9, "torch.float16": 6, "torch.float32": 7}  # CUtensorMap*
@@ -54,14 +57,45 @@ class LaunchConfig(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def driver() -> ctypes.CDLL:
-    """The CUDA driver, with the two functions that launches need."""
+    """The CUDA driver, with the functions that launches need."""
     library = ctypes.CDLL("libcuda.so.1")
     u32, pointer = ctypes.c_uint32, ctypes.c_void_p
+    library.cuDevicePrimaryCtxRetain.argtypes = [pointer, ctypes.c_int]
+    library.cuDevicePrimaryCtxRelease_v2.argtypes = [ctypes.c_int]
+    library.cuCtxSetCurrent.argtypes = [pointer]
     library.cuLaunchKernelEx.argtypes = [pointer] * 4
     library.cuTensorMapEncodeTiled.argtypes = [
         pointer, u32, u32, pointer, pointer, pointer, pointer, pointer, u32, u32, u32, u32,
     ]  # fmt: skip
     return library
+
+
+def launch(config_at: object, function: int, pointers: object) -> None:
+    """Launch on the current device.
+
+    PyTorch makes a device's context current in a thread when it first calls the runtime there. A
+    thread (autograd's, a server's) whose memory came out of the caching allocator has not done so.
+
+    Raises:
+        DriverError: The driver refused.
+    """
+    status = driver().cuLaunchKernelEx(config_at, function, pointers, None)
+    if status == _INVALID_CONTEXT:
+        _enter_context(torch.cuda.current_device())
+        status = driver().cuLaunchKernelEx(config_at, function, pointers, None)
+    if status:
+        raise DriverError(f"cuLaunchKernelEx failed with CUDA error {status}")
+
+
+def _enter_context(device: int) -> None:
+    """Make a device's primary context, which PyTorch holds, current in this thread."""
+    context = ctypes.c_void_p()
+    status = driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if not status:
+        status = driver().cuCtxSetCurrent(context)
+        driver().cuDevicePrimaryCtxRelease_v2(device)
+    if status:
+        raise DriverError(f"entering the context of cuda:{device} failed with CUDA error {status}")
 
 
 def parameters(ptx: str) -> list[tuple[str, str, str]]:
@@ -149,7 +183,7 @@ class BoundKernel:
 
     __slots__ = ("compiled", "function", "maps", "shared", "sizes", "threads")
 
-    def __init__(self, compiled: object, function: int, metadata: object, ptx: str) -> None:
+    def __init__(self, compiled: object, function: int, metadata: Any, ptx: str) -> None:
         self.compiled = compiled
         self.function = function
         self.shared: int = metadata.shared
@@ -158,7 +192,7 @@ class BoundKernel:
         self.sizes = parameter_sizes(ptx)
 
     @classmethod
-    def of(cls, kernel: object, scalars: int) -> BoundKernel | None:
+    def of(cls, kernel: Any, scalars: int) -> BoundKernel | None:
         """Bind a loaded `CompiledKernel`, or None where its calling convention is not known.
 
         Args:
@@ -278,11 +312,7 @@ class Plan:
                     struct.pack_into("Q", self._block, place, address)
                 self._held[1] = addresses
             self._config.stream = stream
-            status = driver().cuLaunchKernelEx(
-                self._config_at, self.kernel.function, self._pointers, None
-            )
-        if status:
-            raise DriverError(f"cuLaunchKernelEx failed with CUDA error {status}")
+            launch(self._config_at, self.kernel.function, self._pointers)
 
     def _point(self, mapped: tuple[int, ...]) -> None:
         """Write the tensor maps whose addresses are not the last launch's."""

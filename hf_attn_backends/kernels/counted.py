@@ -7,12 +7,13 @@ What both ways into a kernel share: the `torch.library` operators of `ops`, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from hf_attn_backends import witness
-from hf_attn_backends.kernels.variants import resolve_variant
+from hf_attn_backends.kernels.variants import Resolved, resolve_variant
 from hf_attn_backends.kernels.visibility import Visibility
 
 
@@ -54,6 +55,42 @@ class Options(NamedTuple):
         }
 
 
+class Lane(NamedTuple):
+    """A forward launch for calls of one layout, for which nothing is left to be chosen.
+
+    Attributes:
+        launch: Takes query, key, value and visibility.
+        variant: Whose kernel it is.
+        call_class: What is counted.
+    """
+
+    launch: Callable[[Tensor, Tensor, Tensor, Visibility], tuple[Tensor, Tensor]]
+    variant: str
+    call_class: str
+
+
+_LANES_KEPT = 1024
+_lanes: dict[tuple[object, ...], Lane | None] = {}  # None: seen once
+
+
+def _lane_key(
+    query: Tensor, key: Tensor, value: Tensor, options: Options
+) -> tuple[object, ...] | None:
+    """What a lane depends on; None for calls without one.
+
+    Addresses that are no multiples of 16 have none: another variant may be chosen for them.
+    """
+    if (query.data_ptr() | key.data_ptr() | value.data_ptr()) & 15:
+        return None
+    visibility = options.visibility
+    mask = visibility.dense if visibility.intervals is None else visibility.intervals
+    form = visibility.causal if mask is None else (mask.shape, mask.stride())
+    return (
+        query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride(),
+        query.dtype, query.device, form, visibility.window, options.scale, options.variant,
+    )  # fmt: skip
+
+
 def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
     """Output `[B, H, M, E]` and log-sum-exp `[B, H, M]`.
 
@@ -65,8 +102,22 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
     """
     visibility, scale, backend, asked = options[:4]
     if options.plain:
+        which = _lane_key(query, key, value, options)
+        lane = None if which is None else _lanes.get(which)
+        if lane is not None:
+            result = lane.launch(query, key, value, visibility)
+            witness.count(backend, lane.variant, "forward", lane.call_class)
+            return result
         chosen = resolve_variant("forward", asked, query, key, value, visibility, scale)
         result = chosen.launch(query, key, value, visibility, scale)
+        if which in _lanes:
+            _lanes[which] = _lane(chosen, query, key, value, visibility, scale)
+        elif which is not None:
+            # Only a layout that comes again is worth binding: a cache that grows makes a new one
+            # with every step, which the first layer meets alone.
+            if len(_lanes) >= _LANES_KEPT:
+                _lanes.clear()
+            _lanes[which] = None
     else:
         chosen = resolve_variant(
             "forward", asked, query, key, value, visibility, scale,
@@ -76,6 +127,19 @@ def forward(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tupl
         result = chosen.launch(query, key, value, visibility, scale, **options.extras())
     witness.count(backend, chosen.name, "forward", chosen.call_class)
     return result
+
+
+def _lane(
+    chosen: Resolved, query: Tensor, key: Tensor, value: Tensor, visibility: Visibility,
+    scale: float,
+) -> Lane:  # fmt: skip
+    """A lane for the layout of a call that was launched."""
+    bound = chosen.bind and chosen.bind(query, key, value, visibility, scale)
+
+    def unbound(query: Tensor, key: Tensor, value: Tensor, visibility: Visibility) -> Any:
+        return chosen.launch(query, key, value, visibility, scale)
+
+    return Lane(bound or unbound, chosen.name, chosen.call_class)
 
 
 def backward(

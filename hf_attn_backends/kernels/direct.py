@@ -26,29 +26,23 @@ _dispatch_modes = _C._len_torch_dispatch_stack
 _function_modes = _C._len_torch_function_stack
 _transforms = _C._are_functorch_transforms_active
 _traced = _C._is_tracing
+_batched = _C._functorch.is_legacy_batchedtensor
 
 
-def nobody_looks(tensor: Tensor) -> bool:
-    """Whether a call on `tensor` may pass the dispatcher by. Not for code that Dynamo traces."""
+def possible(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether a call may pass the dispatcher by. Not for code that Dynamo traces."""
     return (
-        type(tensor) is Tensor
-        and (tensor.is_cuda or tensor.is_cpu)
-        and not tensor.is_neg()  # negated lazily: its memory is not its values
+        type(query) is type(key) is type(value) is Tensor
+        and (query.is_cuda or query.is_cpu)
         and not _dispatch_modes()  # fake tensors, functional ones, counters, selective checkpoints
         and not _function_modes()
         and not _transforms()
         and not _traced()
         and not profiler._is_profiler_enabled  # it shows operators by name
-    )
-
-
-def possible(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether a call on these three may."""
-    return (
-        nobody_looks(query)
-        and type(key) is type(value) is Tensor
-        and not key.is_neg()
-        and not value.is_neg()
+        # negated lazily: memory is not values
+        and not (query.is_neg() or key.is_neg() or value.is_neg())
+        # batched by `is_grads_batched`: no memory at all
+        and not (_batched(query) or _batched(key) or _batched(value))
     )
 
 
@@ -90,7 +84,9 @@ def _gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         if intervals is not None or dense is not None:
             visibility = Visibility(intervals=intervals, dense=dense)
         options = options._replace(visibility=visibility, sinks=sinks, seed=seed)
-    run = counted.backward if nobody_looks(grad_out) else through_operator
+    # Compiled autograd traces this, too.
+    direct = not torch.compiler.is_compiling() and possible(grad_out, query, key)
+    run = counted.backward if direct else through_operator
     grads = run(
         grad_out, query, key, value, out, lse, options, wants_q, wants_k or wants_v
     )  # fmt: skip
@@ -118,5 +114,6 @@ def through_operator(
 
 _refusing_gradients = once_differentiable(_gradients)
 
-# `Function.apply` looks for transforms and their dead wrappers first, 2 us; `nobody_looks` did.
-attend: Any = super(torch.autograd.Function, DirectAttention).apply
+# `Function.apply` looks for transforms and their dead wrappers first, 2 us; `possible` did.
+_base: Any = super(torch.autograd.Function, DirectAttention)
+attend: Any = _base.apply

@@ -243,9 +243,13 @@ def triton_attention(
 ) -> Tensor:
     """`triton_attention_with_lse` without the log-sum-exp."""
     if not torch.compiler.is_compiling() and direct.possible(query, key, value):
-        options = _options(
-            query, visibility, scale, softcap, sinks, dropout_p, seed, backend, variant
-        )  # fmt: skip
+        options = (
+            Options(visibility, scale, backend, variant)
+            if type(scale) is float and sinks is None and not softcap and not dropout_p
+            else _options(
+                query, visibility, scale, softcap, sinks, dropout_p, seed, backend, variant
+            )
+        )
         if _wants_gradients(query, key, value, sinks):
             return direct.attend(query, key, value, sinks, options)
         return counted.forward(query, key, value, options)[0]

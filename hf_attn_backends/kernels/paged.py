@@ -15,7 +15,7 @@ from hf_attn_backends import witness
 from hf_attn_backends.call import class_name, dtype_name
 from hf_attn_backends.errors import CallRefusedError, compose
 from hf_attn_backends.kernels.variants import kernel_refusals
-from hf_attn_backends.kernels.visibility import CAUSAL, Visibility
+from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 VARIANT = "paged"
 
@@ -27,7 +27,8 @@ _LIBRARY.define(
 
 
 def _visibility(window: int) -> Visibility:
-    return Visibility(causal=True, window=window) if window else CAUSAL
+    """The newest token sees every key of its sequence: full, as in any step without a window."""
+    return Visibility(causal=True, window=window) if window else FULL
 
 
 def _forward(

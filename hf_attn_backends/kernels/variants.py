@@ -19,15 +19,22 @@ from hf_attn_backends.kernels.visibility import Visibility
 
 VARIANTS = ("triton", "hopper", "decode")
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
-_FEW_ROWS = 16  # decode.MAX_QUERY_LENGTH, which cannot be imported without loading triton
+FEW_ROWS = 16  # up to which `auto` decodes; decode.MAX_QUERY_LENGTH, whose module loads triton
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Variant(NamedTuple):
-    """A variant's name and its launch function for one phase."""
+    """A variant's name and its launch function for one phase.
+
+    Attributes:
+        name: One of `VARIANTS`.
+        launch: See `kernels.triton.forward` and `.backward`.
+        bind: Makes a cheaper launch for calls of one layout; None where there is none.
+    """
 
     name: str
     launch: Any
+    bind: Any = None
 
 
 def kernel_refusals(
@@ -102,8 +109,9 @@ def interpreted() -> bool:
 def _portable(phase: str) -> Variant:
     from hf_attn_backends.kernels.triton import backward, forward
 
-    launch = forward.launch_forward if phase == "forward" else backward.launch_backward
-    return Variant("triton", launch)
+    if phase == "forward":
+        return Variant("triton", forward.launch_forward, forward.bind)
+    return Variant("triton", backward.launch_backward)
 
 
 @lru_cache(maxsize=2)
@@ -112,7 +120,7 @@ def _hopper(phase: str) -> tuple[Variant, Any]:
     if phase == "forward":
         from hf_attn_backends.kernels.hopper import forward
 
-        return Variant("hopper", forward.launch_forward), forward.refusals
+        return Variant("hopper", forward.launch_forward, forward.bind), forward.refusals
     from hf_attn_backends.kernels.hopper import backward
 
     return Variant("hopper", backward.launch_backward), backward.refusals
@@ -130,14 +138,15 @@ def _decode() -> tuple[Variant, Any]:
     """The decode variant, and the function that says why it cannot serve."""
     from hf_attn_backends.kernels.triton import decode
 
-    return Variant("decode", decode.launch_decode), decode.refusals
+    return Variant("decode", decode.launch_decode, decode.bind), decode.refusals
 
 
 class Resolved(NamedTuple):
-    """Who serves a call: the variant's name and launch function, and the call's class as text."""
+    """Who serves a call: a variant, and the call's class as text."""
 
     name: str
     launch: Any
+    bind: Any
     call_class: str
 
 
@@ -174,7 +183,7 @@ def resolve_variant(
         CallRefusedError: Nothing serves the call, or not the variant that was asked for.
     """
     shape, key_shape = query.shape, key.shape
-    if asked == "auto" and phase == "forward" and shape[2] <= _FEW_ROWS and key_shape[2] > shape[2]:
+    if asked == "auto" and phase == "forward" and shape[2] <= FEW_ROWS and key_shape[2] > shape[2]:
         # A step of decoding: no length decides, and a growing cache must not be a new layout.
         layout = (
             query.device, query.dtype, visibility.kind, shape[3], value.shape[3], sinks, softcap,
@@ -196,7 +205,7 @@ def resolve_variant(
         name = class_name(dtype_name(query.dtype), shape[3], visibility.kind, features)
         if len(_resolved) >= _RESOLVED_KEPT:
             _resolved.clear()
-        found = _resolved[layout] = Resolved(variant.name, variant.launch, name)
+        found = _resolved[layout] = Resolved(*variant, name)
     return found
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hf_attn_backends.backends import CAPABILITIES, ModelDims, backend_of
-from hf_attn_backends.backends.capabilities import Capability, call_refusals, structural_refusals
+from hf_attn_backends.backends.capabilities import Capability
+from hf_attn_backends.backends.table_refusals import call_refusals, structural_refusals
 from hf_attn_backends.call import AttentionCall
 from hf_attn_backends.doctor import support_matrix
 

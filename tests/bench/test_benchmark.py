@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 
 from hf_attn_backends import cli
 from hf_attn_backends.bench import (
@@ -19,7 +22,7 @@ from hf_attn_backends.bench import (
     timing,
 )
 from hf_attn_backends.bench.arm import Arm
-from hf_attn_backends.bench.measure import measure
+from hf_attn_backends.bench.measure import Row, measure
 from hf_attn_backends.bench.verify import errors_of, over_budget, truth_of
 from hf_attn_backends.bench.workload import Workload, parse_shape
 from hf_attn_backends.errors import BenchmarkError
@@ -168,10 +171,12 @@ def _args(*words: str) -> argparse.Namespace:
     return parser.parse_args([*words, "--device", "cpu", "--seconds", "0.01"])
 
 
-def test_command_prints_and_writes_strict_json(tmp_path, capsys):
+def test_command_prints_and_writes_strict_json(tmp_path, capsys, monkeypatch):
     file = tmp_path / "deep" / "rows.json"
     words = "--names MATH,EFFICIENT_ATTENTION --shapes 1x33,2x17 --heads 2 --kv-heads 1"
-    args = _args(*words.split(), "--head-dim", "16", "--backward", "--json", str(file))
+    words += " --head-dim 16 --backward --commit abc1234 --json"
+    monkeypatch.setattr(sys, "argv", ["hf-attn", "bench", *words.split(), str(file)])
+    args = _args(*words.split(), str(file))
     assert command.run(args) == 0
     said = capsys.readouterr().out
     assert "NaN EFFICIENT_ATTENTION (1x33 forward, " in said
@@ -190,7 +195,20 @@ def test_command_prints_and_writes_strict_json(tmp_path, capsys):
     assert by_arm["MATH"]["errors"]["dq"]["max"] > 0
     assert content["versions"]["torch"] == torch.__version__
     assert content["device"]["type"] == "cpu"
+    assert str(tmp_path) not in json.dumps(content)  # no path of this machine
+    assert content["code"]["commit_given"] == "abc1234"
+    assert {row["l2"] for row in content["rows"]} == {"unknown: a CPU"}
     assert [c["when"] for c in content["clocks"]] == ["start", "after 1x33", "after 2x17"]
+
+
+def test_peak_memory_is_printed_where_it_was_measured(capsys):
+    row = Row(workload=WORK, arm="x", phase="backward", mode="graph", timing=timing.untimed("no"))
+    command.print_rows([row], Console(width=150))
+    assert "peak MiB" not in capsys.readouterr().out
+    command.print_rows([dataclasses.replace(row, peak_mib=1234.4)], Console(width=150))
+    said = capsys.readouterr().out
+    assert "forward + backward: peak MiB above the inputs" in said
+    assert "1,234" in said
 
 
 def test_peers_are_all_listed_and_what_cannot_run_says_why(capsys):

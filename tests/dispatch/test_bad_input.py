@@ -35,6 +35,20 @@ CASES = {
     "mask rank": ((Q, KV, KV), {"attn_mask": zeros(1, 1, 1, 5, 7).bool()}, "must broadcast to"),
     "mask twice": ((Q, KV, KV), {"attn_mask": zeros(5, 7).bool(), "is_causal": True}, "alone"),
     "intervals": ((Q, KV, KV), {"attn_mask": zeros(2, 4, 2).int()}, "intervals must have shape"),
+    "no tensor": ((None, KV, KV), {}, "query must be a tensor, got None"),
+    "an array": ((Q, KV.numpy(), KV), {}, "key must be a tensor, got array"),
+    "mask's type": (
+        (Q, KV, KV),
+        {"attn_mask": "causal"},
+        "attn_mask must be a tensor, got 'causal'",
+    ),
+    "window's type": ((Q, KV, KV), {"is_causal": True, "window": 2.5}, "whole number.* got 2.5"),
+    "window's text": ((Q, KV, KV), {"is_causal": True, "window": "3"}, "whole number.* got '3'"),
+    "window's list": ((Q, KV, KV), {"is_causal": True, "window": [3]}, "whole number.* got .3"),
+    "softcap inf": ((Q, KV, KV), {"softcap": float("inf")}, "softcap must be .* got inf"),
+    "softcap's type": ((Q, KV, KV), {"softcap": "x"}, "softcap must be .* got 'x'"),
+    "dropout's type": ((Q, KV, KV), {"dropout_p": "x"}, "dropout_p must be .* got 'x'"),
+    "sinks' type": ((Q, KV, KV), {"sinks": 4.0}, "sinks must be a tensor, got 4.0"),
     "sinks": ((Q, KV, KV), {"sinks": zeros(2)}, r"sinks must have shape \(4,\)"),
 }
 

@@ -14,7 +14,12 @@ from hf_attn_backends.backends import (
 )
 from hf_attn_backends.backends.factory import forget_registered
 from hf_attn_backends.dispatch import attention, attn_backend, get_backend
-from hf_attn_backends.errors import CallRefusedError, RegistrationError, UnknownBackendError
+from hf_attn_backends.errors import (
+    CallError,
+    CallRefusedError,
+    RegistrationError,
+    UnknownBackendError,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -132,3 +137,45 @@ def test_what_cannot_be_registered_says_why():
     AttentionBackendFactory.register("mean", Mean)  # again is no conflict
     with pytest.raises(RegistrationError, match="taken by"):
         AttentionBackendFactory.register("mean", type("Mean2", (Mean,), {}))
+
+
+class Broken(Mean):
+    name = "broken"
+
+
+def raising(*_: object):
+    raise OSError("boom")
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "says"),
+    [
+        ("available", raising, "whether broken is available raised OSError: boom"),
+        ("available", lambda self: "maybe", "broken's available.. must say True or False, "),
+        ("refusals", raising, "whether broken can serve this call raised OSError: boom"),
+        ("refusals", lambda self, call: None, "broken's refusals.. must give texts, got None"),
+        ("refusals", lambda self, call: "no", "broken's refusals.. must give texts, got 'no'"),
+    ],
+)
+def test_nonsense_from_a_plug_in_is_a_reason_against_it(method, answer, says, qkv, monkeypatch):
+    monkeypatch.setattr(Broken, method, answer, raising=False)
+    with pytest.raises(CallRefusedError, match=says):
+        attention(*qkv, backend=Broken())
+    AttentionBackendFactory.register("broken", Broken())
+    monkeypatch.setenv("HF_ATTN_BACKEND", "broken")
+    attention(*qkv)
+    assert witness.substitutions() == {("broken", "sdpa", "float32/d8/full"): 1}
+
+
+@pytest.mark.parametrize(
+    ("out", "got"),
+    [
+        (lambda q: q[:, :, :1], r"shape \(1, 1, 1, 8\)"),
+        (lambda q: 3, "int"),
+        (lambda q: None, "NoneType"),
+    ],
+)
+def test_a_result_that_is_none_is_an_error_that_names_the_plug_in(out, got, qkv, monkeypatch):
+    monkeypatch.setattr(Broken, "forward", lambda self, query, *_, **__: out(query))
+    with pytest.raises(CallError, match=f"'broken' must return .* got {got}"):
+        attention(*qkv, backend=Broken())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_attn_backends import gate, witness
+from hf_attn_backends import gate, select_attn_implementation, witness
 from hf_attn_backends.dispatch import attention, attn_backend, run_call
 from hf_attn_backends.errors import CallRefusedError
 from hf_attn_backends.kernels.visibility import CAUSAL
@@ -84,6 +84,28 @@ def test_what_the_kernel_lacks_is_refused_and_no_gate_is_blamed(covered):
     bias = torch.randn(5, 7, device=covered)
     with pytest.raises(CallRefusedError, match="does not implement an additive mask") as caught:
         attention(*make(covered), attn_mask=bias, backend="triton_fa2")
+    assert "hf-attn gate" not in str(caught.value)
+
+
+def test_a_selection_has_calls_ask_the_gate_anew(covered):
+    """A verdict on a call is kept until somebody selects: an artifact may have gone meanwhile."""
+    leaves = make(covered)
+    attention(*leaves, backend="triton_fa2")
+    gate.artifact_path(covered).unlink()
+    select_attn_implementation("sdpa", device=covered)
+    with pytest.raises(CallRefusedError, match="no equivalence gate was run"):
+        attention(*leaves, backend="triton_fa2")
+
+
+@pytest.mark.parametrize("odd", [{"head_dim": 8}, {"head_dim": 264}, {"dtype": torch.float64}])
+def test_no_command_is_given_that_could_not_help(covered, odd):
+    """`hf-attn gate --dtype float64` would be an error itself."""
+    dtype = odd.pop("dtype", torch.float32)
+    leaves = [leaf.to(dtype) for leaf in make(covered, **odd)]
+    with pytest.raises(
+        CallRefusedError, match=r"triton_fa2 (has kernels for|computes in)"
+    ) as caught:
+        attention(*leaves, is_causal=True, backend="triton_fa2")
     assert "hf-attn gate" not in str(caught.value)
 
 

@@ -9,9 +9,7 @@ import pytest
 
 from hf_attn_backends import environment, gate
 from hf_attn_backends.call import CallClass
-from hf_attn_backends.errors import (
-    GateInvalidError,
-)
+from hf_attn_backends.errors import GateError, GateInvalidError
 from hf_attn_backends.gate import sources, writer
 
 SHAPES = [{"dtype": "torch.bfloat16", "head_dim": 64, "visibility": ["full", "causal"]}]
@@ -27,7 +25,7 @@ def test_written_and_read_back(written, tmp_path):
     assert not artifact.covers("bfloat16/d64/causal+softcap")
     assert not artifact.covers(CallClass("float16", 64, "causal"))
     assert artifact.head_dims() == artifact.head_dims("bfloat16") == {64}
-    assert artifact.head_dims("float32") == set()
+    assert artifact.head_dims("float32") == artifact.head_dims(features="softcap") == set()
     assert artifact.kernel_source_sha256 == gate.kernel_source_hash()
     assert artifact.environment == environment.fingerprint("cpu")
     assert artifact.tolerances == {"rule": "2x"}
@@ -83,7 +81,7 @@ def test_a_failed_write_leaves_the_old_artifact(written, tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", broken)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(GateError, match="disk full"):
         gate.write_equivalence_gate(tolerances={"x": 1}, shapes_covered=[], gate_dir=tmp_path)
     assert written.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["cpu.json"]
@@ -154,6 +152,7 @@ def test_commands():
         == "hf-attn gate --device cuda --head-dim 80 --dtype float16 --visibility dense"
     )
     assert gate.extend_command("float16/d80/full").endswith("--visibility full")
+    assert gate.extend_command(64, features="softcap").endswith("--head-dim 64 --feature softcap")
     assert gate.gate_command("cuda:1", "/g") == "hf-attn gate --device cuda --gate-dir /g"
 
 
@@ -162,3 +161,29 @@ def test_class_names_are_read_back():
         assert str(gate.parse_class(name)) == name
     with pytest.raises(GateInvalidError, match="bfloat16/d128/causal"):
         gate.parse_class("bfloat16-128")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"dtype": "float33", "head_dim": 16, "visibility": "full"},
+        {"dtype": "float32", "head_dim": "x", "visibility": "full"},
+        {"dtype": "float32", "head_dim": 0, "visibility": "full"},
+        {"dtype": "float32", "head_dim": 16, "visibility": ["full", "zigzag"]},
+        {"dtype": "float32", "head_dim": 16, "visibility": "full", "features": "magic"},
+    ],
+)
+def test_coverage_of_what_does_not_exist_is_refused(item, tmp_path):
+    with pytest.raises(GateInvalidError, match="must"):
+        gate.write_equivalence_gate(tolerances={}, shapes_covered=[item], gate_dir=tmp_path)
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GateError, match="cannot be written") as caught:
+        gate.write_equivalence_gate(
+            tolerances={}, shapes_covered=[], gate_dir=tmp_path / "file" / "gate"
+        )
+    assert "HF_ATTN_HOME" in str(caught.value)
+    assert "Not a directory" in str(caught.value)

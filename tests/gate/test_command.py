@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_attn_backends import gate
+from hf_attn_backends.errors import GateError
 from hf_attn_backends.gate.command import asked_classes
 from hf_attn_backends.gate.grid import default_grid
 from hf_attn_backends.kernels.visibility import KINDS
@@ -118,6 +119,44 @@ def test_command_fails_with_every_failure(tmp_path, measured, capsys):
     code, out, _ = cli(capsys, *words, "--json")
     assert code == 1
     assert json.loads(out)["failures"]
+
+
+@pytest.mark.parametrize("device", ["tpu", "mps", "", "cuda:x", "nonsense"])
+def test_a_device_that_has_no_gate_is_refused_before_anything_is_measured(device, measured, capsys):
+    code, _, err = cli(capsys, "--device", device)
+    assert code == 1
+    assert f"device must be cpu, cuda or cuda:N, got '{device}'" in err
+    assert not measured.seen
+
+
+@pytest.mark.parametrize("words", [("--head-dim", "0"), ("--head-dim", "-3"), ("--jobs", "-1")])
+def test_numbers_out_of_range_are_refused_by_the_parser(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        arguments(*words)
+    assert caught.value.code == 2
+    assert "must be at least" in capsys.readouterr().err
+
+
+def test_an_unwritable_folder_is_an_error_and_no_traceback(tmp_path, measured, capsys):
+    (tmp_path / "file").write_text("")
+    words = ("--device", "cpu", "--head-dim", "16", "--gate-dir", str(tmp_path / "file" / "gate"))
+    code, _, err = cli(capsys, *words)
+    assert code == 1
+    assert "cannot be written" in err
+    assert not measured.seen
+
+
+def test_what_is_proven_needs_no_lock(tmp_path, measured, monkeypatch):
+    """A home that is shared read-only serves whatever it already vouches for."""
+    gate.run_gate("cpu", classes=["float32/d16/full"], gate_dir=tmp_path)
+
+    def refuse(*_: object, **__: object):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr("hf_attn_backends.gate.run.FileLock.acquire", refuse)
+    assert gate.run_gate("cpu", classes=["float32/d16/full"], gate_dir=tmp_path).reused
+    with pytest.raises(GateError, match="read-only"):
+        gate.run_gate("cpu", classes=["float32/d24/full"], gate_dir=tmp_path)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

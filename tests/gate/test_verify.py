@@ -150,3 +150,40 @@ def test_every_reason_at_once(written, tmp_path, monkeypatch):
     text = refusal(GateStaleError, tmp_path)
     for reason in ("kernel source changed", "torch was", "gpu was 'unset'"):
         assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("classes", "says"),
+    [
+        (
+            {"nonsense": {}},
+            "a call class must be written like bfloat16/d128/causal, got 'nonsense'",
+        ),
+        ({"float33/d16/full": {}}, "its dtype must be one of"),
+        ({"float32/d-4/full": {}}, "its head_dim must be at least 1"),
+        ({"float32/d16/zigzag": {}}, "its visibility must be one of"),
+        ({"float32/d16/full+magic": {}}, "its features must be"),
+        ({"float32/d16/full": 3}, "what it says of float32/d16/full is no mapping"),
+        (
+            {"float32/d16/full": {"dtype": "float32", "head_dim": 128, "visibility": "full"}},
+            "what it says of float32/d16/full is of another class",
+        ),
+    ],
+)
+def test_classes_that_are_none(written, tmp_path, classes, says):
+    """Signed or not: a reader of the file must not stumble over what is in it."""
+    edit(written, lambda document: document.update(classes=classes))
+    assert says in refusal(GateInvalidError, tmp_path)
+
+
+def test_a_link_to_nowhere_is_no_other_device(tmp_path):
+    (tmp_path / "cpu.json").symlink_to(tmp_path / "nowhere")
+    assert "another device" not in refusal(GateMissingError, tmp_path)
+
+
+def test_commands_quote_what_a_shell_would_split(tmp_path):
+    folder = tmp_path / "a folder"
+    text = refusal(GateMissingError, folder)
+    assert f"hf-attn gate --device cpu --gate-dir '{folder}'" in text
+    command = gate.extend_command(112, "bfloat16", device="cpu", gate_dir=folder)
+    assert command.endswith(f"--gate-dir '{folder}'")

@@ -301,11 +301,28 @@ def test_a_class_that_never_looks_the_name_up_is_refused(family, name):
         AutoModel.from_config(config, attn_implementation=name)
 
 
+@pytest.mark.parametrize("name", ["triton_fa2", "auto"])
+@pytest.mark.parametrize("family", ["mistral", "llama"])
+def test_attention_weights_asked_for_in_the_configuration_are_refused(family, name, gated):
+    """transformers looks for this contradiction only where the configuration is written to."""
+    config = AutoConfig.for_model(
+        family, num_hidden_layers=1, hidden_size=64, num_attention_heads=4, head_dim=16,
+        output_attentions=True,
+    )  # fmt: skip
+    with torch.device("meta"), pytest.raises(BackendRefusedError, match="output_attentions=True"):
+        AutoModelForCausalLM.from_config(config, attn_implementation=name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with pytest.raises(BackendRefusedError, match="never formed"):
+        model.set_attn_implementation(name)
+    assert model.config._attn_implementation == "eager"
+
+
 def test_families_without_a_hook_of_their_own_take_the_name(gated):
     for family in ("llama", "bert", "llava", "bart", "qwen3"):
         config = AutoConfig.for_model(family)
         cls = transformers.AutoModel._model_mapping[type(config)]
-        from hf_attn_backends.hf.support import looks_up_interface
+        from hf_attn_backends.hf.interface_lookup import looks_up_interface
 
         assert looks_up_interface(cls), family
 
@@ -335,7 +352,7 @@ def test_what_transformers_would_swap_in_quietly_is_refused(models, gated, monke
     from transformers.modeling_utils import PreTrainedModel
 
     def swap(self, value, *args, **kwargs):
-        return "eager" if value == "sdpa" else value
+        return "eager" if value in (None, "sdpa") else value
 
     monkeypatch.setattr(PreTrainedModel, "_check_and_adjust_attn_implementation", swap)
     with pytest.raises(BackendRefusedError, match="would run 'eager' instead"):

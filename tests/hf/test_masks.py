@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from hf_attn_backends.hf import families
+from hf_attn_backends.hf import families, masks
 from hf_attn_backends.hf.masks import visibility_mask
 
 
@@ -204,7 +205,7 @@ def _source(family):
 
     folder = {
         "clip_text_model": "clip", "gemma3_text": "gemma3", "llama4_text": "llama4",
-        "xlm-roberta": "xlm_roberta",
+        "t5_gemma_module": "t5gemma", "xlm-roberta": "xlm_roberta",
     }.get(family, family)  # fmt: skip
     name = f"transformers.models.{folder}.modeling_{folder}"
     return inspect.getsource(importlib.import_module(name))
@@ -223,3 +224,13 @@ def test_the_families_are_what_they_are_said_to_be(family):
     body = source[source.index("class ") :]
     touched = re.findall(r"(?:causal_mask|attention_mask)\[[^\]]*:[^\]]*\]", body)
     assert not touched, touched
+
+
+def test_keys_that_are_still_to_come_are_hidden():
+    """A causal row never reaches them; a rule that sees both ways would."""
+    padding = torch.tensor([[0, 1, 1], [1, 1, 1]], dtype=torch.bool)
+    place = masks._Place(2, 1, 5, 0, 0, lambda *_: True, padding, False, "cpu")
+    assert place.keys().int().tolist() == [[0, 1, 1, 0, 0], [1, 1, 1, 0, 0]]
+    later = dataclasses.replace(place, kv_offset=1, kv_length=4)
+    assert later.keys().int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
+    assert dataclasses.replace(place, attention_mask=None).keys() is None

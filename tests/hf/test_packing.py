@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from hf_attn_backends.errors import CallRefusedError
+from hf_attn_backends.hf.packing import intersect
+from hf_attn_backends.kernels.visibility import FULL, Visibility
 
 SAMPLES = (5, 8, 4)
 
@@ -83,6 +85,18 @@ def test_cu_seq_lens_cut_a_mask_too(models, calls):
     seen = models.causal(17).unsqueeze(1)
     got = tried(input_ids=ids, attention_mask=seen, cu_seq_lens_q=bounds).logits
     models.near(got, _one_by_one(eager, ids, SAMPLES))
+
+
+def test_a_mask_is_cut_at_both_ends_of_a_sample():
+    """Hand-worked: causal masks reach no later sample anyway, others do."""
+    rows = torch.tensor([[[1, 3], [2, 6]]], dtype=torch.int32)
+    intervals = Visibility(intervals=torch.tensor([[[0, 5], [3, 8]]], dtype=torch.int32))
+    assert intersect(intervals, rows).intervals.tolist() == [[[1, 3], [3, 6]]]
+    dense = torch.ones(1, 1, 2, 7, dtype=torch.bool)
+    dense[0, 0, 1, 4] = False
+    cut = intersect(Visibility(dense=dense), rows).dense[0, 0].int().tolist()
+    assert cut == [[0, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 1, 0]]
+    assert intersect(FULL, rows).intervals is rows
 
 
 def test_the_collator_of_transformers(models, calls):

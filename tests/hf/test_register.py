@@ -170,19 +170,19 @@ def test_the_same_hook_for_any_family(models):
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaPreTrainedModel
 
-    from hf_attn_backends.hf import mistral
+    from hf_attn_backends.hf import gated_loading
 
     config = LlamaConfig(**{k: v for k, v in models.config().to_dict().items() if k in (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
         "num_attention_heads", "num_key_value_heads", "head_dim")})  # fmt: skip
-    mistral.install(LlamaPreTrainedModel)
+    gated_loading.install(LlamaPreTrainedModel)
     try:
         with pytest.raises(BackendRefusedError, match="head_dim"):
             LlamaForCausalLM._from_config(copy.deepcopy(config), attn_implementation="flashmla")
         model = LlamaForCausalLM._from_config(config)
         assert hf_attn_backends.decision_of(model).resolved == "sdpa"
     finally:
-        mistral.uninstall(LlamaPreTrainedModel)
+        gated_loading.uninstall(LlamaPreTrainedModel)
     assert not {*hooks.METHODS} & set(LlamaPreTrainedModel.__dict__)
 
 

@@ -99,9 +99,24 @@ def compiled(kernel, capability, constants, warps):
         "stack": int(stack),
         "shared": binary.metadata.shared,
         "spills": len(re.findall(r"\b(?:STL|LDL)\b", sass)),
+        "spill_share": spill_share(sass),
         "mma": len(re.findall(r"\bHMMA", sass)),
         "wgmma": len(re.findall(r"\bHGMMA", sass)),
     }
+
+
+def spill_share(sass):
+    """Clocks of the spills over clocks of the matrix products, both counted once as they stand.
+
+    A spill moves 128 bytes for each warp, a clock of the L1 cache; a wgmma is one instruction of
+    four warps. A multiprocessor takes 1024 bf16 products a clock (A100 white paper), 2048 with
+    wgmma (H100 white paper); smaller GPUs take fewer, which makes their share smaller still.
+    """
+    spills = len(re.findall(r"\b(?:STL|LDL)\b", sass))
+    products = 16 * 8 * 16 * len(re.findall(r"\bHMMA\.16816", sass))
+    groups = [int(m) * int(n) * int(k) for m, n, k in re.findall(r"HGMMA\.(\d+)x(\d+)x(\d+)", sass)]
+    clocks = products / 1024 + sum(groups) / 2048
+    return spills * (4 if groups else 1) / clocks if clocks else float(spills > 0)
 
 
 def main(capability, head_dim, kind, *features):

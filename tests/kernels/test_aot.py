@@ -10,9 +10,12 @@ import pytest
 
 # Shared memory that one CTA may use, bytes (CUDA C programming guide, "Technical specifications").
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
-# Instructions that move a spilled register, in the whole kernel; more than this would be in a loop
-# that matters. The dkdv kernel of sm_90 is fastest with a tile that spills a little (tiles.py).
-SPILLS = {("forward", 90): 0, ("dq", 90): 0, ("dkdv", 90): 60}
+# Clocks of spilled registers over clocks of the matrix products (aot_compile.spill_share): what the
+# spills would cost if all of them stood in the loop and nothing hid them. The dkdv kernel of sm_90
+# was measured fastest with a tile that has 0.10 (tiles.py); with a tile twice as large it has 0.6
+# or 1.2. Features hold more registers in the loop: the same kernel has 0.39 with all of them.
+MOST = 1 / 8
+MOST_WITH_FEATURES = 1 / 2
 
 
 def compile_for(capability, head_dim, kind, *flags):
@@ -41,7 +44,9 @@ def test_fits_and_uses_the_tensor_cores(capability, head_dim, kind):
     for name, found in compile_for(capability, head_dim, kind).items():
         assert found["shared"] <= SHARED[capability], name
         assert found["wgmma" if capability == 90 else "mma"] > 0, name
-        assert found["spills"] <= SPILLS.get((name, capability), 40), (name, found)
+        assert found["spill_share"] <= MOST, (name, found)
+        if capability == 90 and name != "dkdv":
+            assert found["spills"] == 0, (name, found)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +62,7 @@ def test_features_compile_and_fit(capability, head_dim, flags):
     for name, found in compile_for(capability, head_dim, "causal", *flags).items():
         assert found["shared"] <= SHARED[capability], name
         assert found["wgmma"] + found["mma"] > 0, name
-        assert found["spills"] <= 160, (name, found)
+        assert found["spill_share"] <= MOST_WITH_FEATURES, (name, found)
 
 
 def test_rows_that_lie_far_apart_compile():

@@ -8,6 +8,7 @@ import shlex
 
 import pytest
 import readme_tables
+import torch
 
 import hf_attn_backends
 from hf_attn_backends import errors
@@ -44,6 +45,22 @@ def test_python_blocks_are_python_and_use_public_names(text):
                     assert alias.name in hf_attn_backends.__all__
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "hf_attn_backends":
                 assert node.attr in hf_attn_backends.__all__
+
+
+def test_the_backend_of_ones_own_serves(text):
+    from hf_attn_backends.backends.factory import forget_registered
+
+    (block,) = (block for block in blocks(text, "python") if "class Mean" in block)
+    query, key = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8)
+    names = {"query": query, "key": key, "value": key}
+    try:
+        exec(block, names)
+        want = key.mean(2, keepdim=True).repeat_interleave(2, 1).expand(2, 4, 3, 8)
+        assert torch.equal(names["out"], want)
+        with pytest.raises(errors.CallRefusedError, match="mean sees every key"):
+            names["attention"](query, key, key, is_causal=True, backend="mean")
+    finally:
+        forget_registered()
 
 
 def test_paths_exist(text, root):

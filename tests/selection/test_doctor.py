@@ -71,7 +71,22 @@ def test_what_does_not_exist_is_an_error_on_stderr(capsys, tmp_path):
     assert "unknown backend 'tritn_fa2'" in err
     code, _, err = doctor(capsys, "--model", tmp_path / "nothing")
     assert code == 1
+    assert f"there is no folder {tmp_path / 'nothing'}" in err
+    (tmp_path / "config.json").write_text("{")
+    code, _, err = doctor(capsys, "--model", tmp_path)
+    assert code == 1
     assert "no configuration can be read" in err
+    code, out, err = doctor(capsys, "--device", "nonsense")
+    assert (code, out) == (1, "")
+    assert "device must be one that torch knows, such as cpu or cuda:0, got 'nonsense'" in err
+
+
+def test_auto_is_no_backend_and_never_refused(capsys, gate_dir):
+    code, out, _ = doctor(capsys, "auto", "--device", "cpu", "--gate-dir", gate_dir)
+    assert code == 0
+    assert "every call is dispatched" in out
+    code, out, _ = doctor(capsys, "auto", "--device", "cpu", "--json")
+    assert json.loads(out)["backends"][0]["available"] is True
 
 
 def test_the_matrix_is_markdown(capsys):

@@ -20,13 +20,21 @@ def tile_rows(head_dim: int) -> int:
 
 
 def new_gradients(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Empty dQ `[B, H, M, D]`, dK and dV `[B, G, N, D]`, views of `[B, M, H, D]` memory."""
-    batch, heads, m_len, head_dim = query.shape
-    kv_heads, n_len = key.shape[1:3]
-    dq = query.new_empty((batch, m_len, heads, head_dim))
-    dk = query.new_empty((batch, n_len, kv_heads, head_dim))
-    dv = query.new_empty((batch, n_len, kv_heads, head_dim))
-    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+    """Empty dQ `[B, H, M, D]`, dK and dV `[B, G, N, D]`, over `[B, M, H, D]` memory."""
+    _, heads, m_len, _ = query.shape
+    _, kv_heads, n_len, _ = key.shape
+    dk = _rows_first(query, kv_heads, n_len)
+    return _rows_first(query, heads, m_len), dk, torch.empty_like(dk)
+
+
+def _rows_first(tensor: Tensor, heads: int, length: int) -> Tensor:
+    """An empty `[B, heads, length, D]` over `[B, length, heads, D]` memory; cheaper than a view."""
+    batch, _, _, head_dim = tensor.shape
+    row = heads * head_dim
+    return torch.empty_strided(
+        (batch, heads, length, head_dim), (length * row, head_dim, row, 1), dtype=tensor.dtype,
+        device=tensor.device,
+    )  # fmt: skip
 
 
 class Room(NamedTuple):

@@ -8,6 +8,7 @@ for each (dtype, head dim, visibility kind).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -117,21 +118,7 @@ def launch_forward(
     device = q.device
     query, key, value = q.data_ptr(), k.data_ptr(), v.data_ptr()
     index = device.index
-    which = (
-        q.shape,
-        q.stride(),
-        k.shape,
-        k.stride(),
-        v.shape,
-        v.stride(),
-        q.dtype,
-        index,
-        visibility.kind,
-        visibility.window,
-        None if intervals is None else intervals.shape[0],
-        scale,
-        tuning,
-    )
+    which = _which(q, k, v, intervals, visibility, scale, tuning)
     plan = _PLANS.get(which)
     if plan is None or (query | key | value) & 15:
         reasons = refusals(q, k, v, visibility, scale)
@@ -155,6 +142,78 @@ def launch_forward(
                 return out, lse
             return _run(plan, query, key, value, out, lse, intervals, index)
     return _run(plan, query, key, value, out, lse, intervals, index)
+
+
+def _which(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    intervals: Tensor | None,
+    visibility: Visibility,
+    scale: float,
+    tuning: Tuning,
+) -> tuple[object, ...]:
+    """What a plan depends on; addresses are no part of it."""
+    return (
+        q.shape,
+        q.stride(),
+        k.shape,
+        k.stride(),
+        v.shape,
+        v.stride(),
+        q.dtype,
+        q.device.index,
+        visibility.kind,
+        visibility.window,
+        None if intervals is None else intervals.shape[0],
+        scale,
+        tuning,
+    )
+
+
+def bind(
+    q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, scale: float
+) -> Callable[[Tensor, Tensor, Tensor, Visibility], tuple[Tensor, Tensor]] | None:
+    """`launch_forward` for calls of this dtype, device, scale and visibility kind, these shapes
+    and strides, and addresses that are multiples of 16; None before such a call was launched.
+
+    Args:
+        q, k, v, visibility, scale: Of a call that was launched.
+    """  # fmt: skip
+    intervals = visibility.intervals
+    rows = None if intervals is None else intervals.shape[0]
+    plan = _PLANS.get(_which(q, k, v, intervals, visibility, scale, DEFAULT))
+    if plan is None:
+        return None
+    batch, heads, m_len, head_dim = q.shape
+    row = heads * head_dim
+    shape, strides = (batch, heads, m_len, head_dim), (m_len * row, head_dim, row, 1)
+    sums_shape, sums_strides = shape[:3], (heads * m_len, m_len, 1)
+    dtype, device, index = q.dtype, q.device, q.device.index
+    alike = torch.empty_like(q).stride() == strides
+
+    def launch(
+        q: Tensor, k: Tensor, v: Tensor, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        intervals = visibility.intervals
+        if index != torch.cuda.current_device() or (
+            intervals is not None and (intervals.shape[0] != rows or not intervals.is_contiguous())
+        ):
+            return launch_forward(q, k, v, visibility, scale)
+        if alike:
+            out = torch.empty_like(q)  # cheaper, where it gives the same
+        else:
+            out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        lse = torch.empty_strided(sums_shape, sums_strides, dtype=torch.float32, device=device)
+        sums = lse.data_ptr()
+        plan.launch(
+            torch._C._cuda_getCurrentRawStream(index),
+            (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
+            (sums, sums if intervals is None else intervals.data_ptr()),
+        )
+        return out, lse
+
+    return launch
 
 
 def _run(

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from hf_attn_backends.kernels.triton.backward_kernels import (
@@ -14,19 +13,22 @@ from hf_attn_backends.kernels.triton.backward_kernels import (
     _attn_bwd_dq_kernel,
 )
 from hf_attn_backends.kernels.triton.launch import (
+    Arguments,
     block_d,
     compute_dtype,
     describable,
     describe,
+    launch_kernel,
     launch_options,
     on_device,
     precision,
     rows_contiguous,
+    rows_first,
     tiles_of,
     visibility_arguments,
     wide,
 )
-from hf_attn_backends.kernels.triton.tiles import TileSet
+from hf_attn_backends.kernels.triton.tiles import Tile, TileSet
 from hf_attn_backends.kernels.visibility import Visibility
 
 _SCAN = 1024  # rows of intervals read at a time
@@ -89,10 +91,10 @@ def launch_backward(
     # Three tensors, not one: outputs of an operator must not alias each other.
     dq, dk, dv = query.new_empty(0), query.new_empty(0), query.new_empty(0)
     if need_dq:
-        dq = query.new_empty(batch, q_len, heads, head_dim).transpose(1, 2)
+        dq, _ = rows_first(query, batch, heads, q_len, head_dim)
     if need_dkdv:
-        dk = key.new_empty(batch, k_len, kv_heads, head_dim).transpose(1, 2)
-        dv = value.new_empty(batch, k_len, kv_heads, value_dim).transpose(1, 2)
+        dk, _ = rows_first(key, batch, kv_heads, k_len, head_dim)
+        dv, _ = rows_first(value, batch, kv_heads, k_len, value_dim)
     if out.numel() == 0 or key.numel() == 0:
         none = () if sinks is None else (torch.zeros_like(sinks, dtype=torch.float32),)
         return dq.zero_(), dk.zero_(), dv.zero_(), *none
@@ -106,44 +108,75 @@ def launch_backward(
     drawn = lse if seed is None else seed
     tma = descriptors and describable(query, key, value, grad_out)
     is_wide = wide(query, key, value, grad_out, out)
-    with on_device(query):
-        rows = 64 if bv <= 128 else 32
-        _attn_bwd_delta_kernel[(triton.cdiv(q_len, rows) * batch * heads,)](
-            out, grad_out, delta, *out.stride()[:3], *grad_out.stride()[:3], heads, q_len,
-            HEAD_DIM=value_dim, BD=bv, BM=rows, WIDE=is_wide, **launch_options(4),
-        )  # fmt: skip
-        if need_dkdv:
-            tile = tiles.dkdv
-            q_source = describe(query, tile.block_m, bd) if tma else query
-            grad_source = describe(grad_out, tile.block_m, bv) if tma else grad_out
-            tiles_n = triton.cdiv(k_len, tile.block_n)
-            _attn_bwd_dkdv_kernel[(tiles_n * batch * kv_heads,)](
-                q_source, key, value, grad_source, lse, delta, dk, dv,
-                vis.intervals, vis.mask, drawn,
-                *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-                *grad_out.stride()[:3], *dk.stride()[:3], *dv.stride()[:3],
-                *vis.interval_strides, *vis.mask_strides,
-                heads, kv_heads, tiles_n, batch * kv_heads, q_len, k_len, vis.window, scale,
-                softcap, dropout_p, HEAD_DIM=head_dim, BD=bd, VALUE_DIM=value_dim, BV=bv,
-                SOFTCAP=capped, DROPOUT=dropped, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
-                WIDE=is_wide, TMA=tma, SCAN=_SCAN, PRECISION=precision(dtype), STAGES=tile.stages,
-                **launch_options(tile.warps),
+    rows = 64 if bv <= 128 else 32
+    index = query.device.index
+    launch_kernel(
+        _attn_bwd_delta_kernel, ("delta", index, dtype, value_dim, rows, is_wide),
+        -(-q_len // rows) * batch * heads,
+        Arguments(
+            (out, grad_out, delta), (*out.stride()[:3], *grad_out.stride()[:3]), (heads, q_len)
+        ),
+        lambda: {
+            "HEAD_DIM": value_dim, "BD": bv, "BM": rows, "WIDE": is_wide, **launch_options(4),
+        },
+    )  # fmt: skip
+    inputs = (
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *grad_out.stride()[:3],
+    )  # fmt: skip
+    masks = (*vis.interval_strides, *vis.mask_strides)
+    floats = (float(scale), float(softcap), float(dropout_p))
+    compiled_for = (
+        index, dtype, head_dim, value_dim, vis.kind, is_wide, capped, dropped,
+    )  # fmt: skip
+
+    def constants(tile: Tile) -> dict[str, object]:
+        return {
+            "HEAD_DIM": head_dim, "BD": bd, "VALUE_DIM": value_dim, "BV": bv, "SOFTCAP": capped,
+            "DROPOUT": dropped, "BM": tile.block_m, "BN": tile.block_n, "KIND": vis.kind,
+            "WIDE": is_wide, "TMA": tma, "PRECISION": precision(dtype), "STAGES": tile.stages,
+            **launch_options(tile.warps),
+        }  # fmt: skip
+
+    if need_dkdv:
+        tile = tiles.dkdv
+        tiles_n = -(-k_len // tile.block_n)
+        programs = tiles_n * batch * kv_heads
+        counts = (heads, kv_heads, tiles_n, batch * kv_heads, q_len, k_len, vis.window)
+        strides = (*inputs, *dk.stride()[:3], *dv.stride()[:3])
+        others = (lse, delta, dk, dv, vis.intervals, vis.mask, drawn)
+        if tma:
+            with on_device(query):
+                _attn_bwd_dkdv_kernel[(programs,)](
+                    describe(query, tile.block_m, bd), key, value,
+                    describe(grad_out, tile.block_m, bv), *others, *strides, *masks, *counts,
+                    *floats, SCAN=_SCAN, **constants(tile),
+                )  # fmt: skip
+        else:
+            launch_kernel(
+                _attn_bwd_dkdv_kernel, ("dkdv", *compiled_for, tile), programs,
+                Arguments(
+                    (query, key, value, grad_out, *others), strides, (*masks, *counts, *floats), 5
+                ),
+                lambda: {"SCAN": _SCAN, **constants(tile)},
             )  # fmt: skip
-        if need_dq:
-            tile = tiles.dq
-            k_source = describe(key, tile.block_n, bd) if tma else key
-            v_source = describe(value, tile.block_n, bv) if tma else value
-            tiles_m = triton.cdiv(q_len, tile.block_m)
-            _attn_bwd_dq_kernel[(tiles_m * batch * heads,)](
-                query, k_source, v_source, grad_out, lse, delta, dq, vis.intervals, vis.mask, drawn,
-                *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-                *grad_out.stride()[:3], *dq.stride()[:3],
-                *vis.interval_strides, *vis.mask_strides,
-                heads, heads // kv_heads, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
-                softcap, dropout_p, HEAD_DIM=head_dim, BD=bd, VALUE_DIM=value_dim, BV=bv,
-                SOFTCAP=capped, DROPOUT=dropped, BM=tile.block_m, BN=tile.block_n, KIND=vis.kind,
-                WIDE=is_wide, TMA=tma, PRECISION=precision(dtype), STAGES=tile.stages,
-                **launch_options(tile.warps),
+    if need_dq:
+        tile = tiles.dq
+        tiles_m = -(-q_len // tile.block_m)
+        programs = tiles_m * batch * heads
+        counts = (heads, heads // kv_heads, tiles_m, batch * heads, q_len, k_len, vis.window)
+        strides = (*inputs, *dq.stride()[:3])
+        others = (grad_out, lse, delta, dq, vis.intervals, vis.mask, drawn)
+        if tma:
+            with on_device(query):
+                _attn_bwd_dq_kernel[(programs,)](
+                    query, describe(key, tile.block_n, bd), describe(value, tile.block_n, bv),
+                    *others, *strides, *masks, *counts, *floats, **constants(tile),
+                )  # fmt: skip
+        else:
+            launch_kernel(
+                _attn_bwd_dq_kernel, ("dq", *compiled_for, tile), programs,
+                Arguments((query, key, value, *others), strides, (*masks, *counts, *floats), 5),
+                lambda: constants(tile),
             )  # fmt: skip
     if sinks is None:
         return dq, dk, dv

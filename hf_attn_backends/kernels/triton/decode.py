@@ -9,8 +9,10 @@ lengths, tables or intervals change under it.
 """
 
 # A launch unpacks strides into positional arguments, which pyright cannot count.
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -20,27 +22,24 @@ from hf_attn_backends.kernels.triton.decode_kernels import (
     _attn_decode_combine_kernel,
     _attn_decode_kernel,
 )
-from hf_attn_backends.kernels.triton.decode_tiles import (
-    DecodeTile,
-    decode_tile_of,
-    device_of,
-    splits_of,
+from hf_attn_backends.kernels.triton.decode_tiles import DecodeTile, device_of
+from hf_attn_backends.kernels.triton.decode_work import (
+    CODES,
+    COMBINE_CODES,
+    Work,
+    interval_arguments,
 )
 from hf_attn_backends.kernels.triton.launch import (
     INTERPRETED,
     block_d,
-    block_of,
     compute_dtype,
     keep_block,
     launch_options,
     on_device,
     precision,
     regular,
-    row_sums,
     rows_contiguous,
-    rows_first,
     stream_of,
-    visibility_arguments,
     wide,
 )
 from hf_attn_backends.kernels.visibility import Visibility
@@ -186,96 +185,92 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     if query.shape[2] > MAX_QUERY_LENGTH or visibility.dense is not None:
         raise InvalidCallError("; ".join(refusals(query, visibility)))
-    batch, heads, q_len, head_dim = query.shape
-    group = heads // kv_heads
-    out, out_strides = rows_first(query, batch, heads, q_len, head_dim)
-    lse = row_sums(query, batch, heads, q_len)
+    query = rows_contiguous(query)
+    intervals, interval_strides = interval_arguments(visibility)
+    work = Work.of(
+        query, visibility, scale, kv_heads, k_len, key_strides, value_strides, interval_strides,
+        lengths, table, page, is_wide, tile, splits,
+    )  # fmt: skip
+    out, lse, room = work.memory(query)
     if out.numel() == 0:
         return out, lse
-    query = rows_contiguous(query)
-    tile = tile or decode_tile_of(query, group * q_len)
-    tiles_m = -(-group * q_len // tile.block_m)
-    programs = batch * kv_heads * tiles_m
-    window = visibility.window or 0
-    if splits is None:
-        seen = min(k_len, window + q_len - 1) if window else k_len
-        splits = splits_of(query, tile, programs, seen)
-    rows = batch * heads * q_len
-    room = lse
-    peaks, denoms = 0, 0  # where they begin in the workspace
-    if splits > 1:
-        padded_rows = -(-rows * splits // 4) * 4  # so that all three begin at 16 bytes
-        peaks = rows * splits * head_dim
-        denoms = peaks + padded_rows
-        size = denoms + padded_rows
-        room = torch.empty_strided((size,), (1,), dtype=torch.float32, device=query.device)
-    intervals, interval_strides = _interval_arguments(visibility, lse)
-    limits = lse if lengths is None else lengths
-    pages = lse if table is None else table
-    strides = (*query.stride()[:3], *key_strides, *value_strides, *out_strides)
-    numbers = (
-        *interval_strides, 0 if table is None else table.stride(0), splits, q_len, k_len, window,
-        float(scale),
+    pointers = (
+        query, key, value, out, lse, room, room[work.peaks :], room[work.denoms :],
+        *(lse if tensor is None else tensor for tensor in (lengths, intervals, table)),
     )  # fmt: skip
-    sums = lse.data_ptr()
-    part = room.data_ptr()
-    addresses = (
-        query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), sums, part,
-        part + 4 * peaks, part + 4 * denoms, limits.data_ptr(), intervals.data_ptr(),
-        pages.data_ptr(),
-    )  # fmt: skip
-    index = query.device.index
-    which = (
-        "decode", index, query.dtype, heads, kv_heads, tiles_m, head_dim, tile, visibility.kind,
-        lengths is None, page, splits > 1, is_wide,
-    )  # fmt: skip
-    bd = block_d(head_dim)
-    padded = 1 << (splits - 1).bit_length()
-    combine = ("decode combine", index, query.dtype, head_dim, padded)
-    kept = regular(query, addresses, strides)
-    if kept:
-        first, second = block_of(which), block_of(combine)
-        if first is not None and (second is not None or splits == 1):
-            stream = stream_of(query)
-            first.launch(stream, programs, splits, (*addresses, *strides, *numbers))
-            if second is not None and splits > 1:
-                second.launch(
-                    stream, rows, 1,
-                    (*addresses[5:8], addresses[3], sums, *out_strides, heads, q_len, splits),
-                )  # fmt: skip
-            return out, lse
+    addresses = tuple([tensor.data_ptr() for tensor in pointers])
+    kept = regular(query, addresses, work.strides)
+    if kept and work.launch(stream_of(query), addresses):
+        return out, lse
     pdl = _dependent_launches(query)
     options = {"launch_pdl": True} if pdl else {}
-    parts = (room, room[peaks:], room[denoms:])
+    tile, head_dim, bd = work.tile, query.shape[3], block_d(query.shape[3])
     with on_device(query):
-        compiled = _attn_decode_kernel[(programs, splits)](
-            query, key, value, out, lse, *parts, limits, intervals, pages, *strides, *numbers,
-            KV_HEADS=kv_heads, GROUP=group, TILES_M=tiles_m,
+        compiled = _attn_decode_kernel[(work.programs, work.splits)](
+            *pointers, *work.strides, *work.numbers,
+            KV_HEADS=kv_heads, GROUP=query.shape[1] // kv_heads, TILES_M=work.tiles_m,
             HEAD_DIM=head_dim, BD=bd, BM=tile.block_m, BN=tile.block_n,
             WARPS_APART=tile.warps_apart, KIND=visibility.kind, LENGTHS=lengths is not None,
-            PAGE=page, SPLIT=splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype),
+            PAGE=page, SPLIT=work.splits > 1, WIDE=is_wide, PRECISION=precision(query.dtype),
             STAGES=pipeline_stages(tile, page), PDL=pdl, QUERY_IN_LOOP=tile.query_in_loop,
             **launch_options(tile.warps), **options,
         )  # fmt: skip
         if kept:
-            keep_block(which, compiled, "q" * 11 + "i" * 19 + "f")
-        if splits > 1:
-            compiled = _attn_decode_combine_kernel[(rows,)](
-                *parts, out, lse, *out_strides, heads, q_len, splits,
-                HEAD_DIM=head_dim, BD=bd, SPLITS=padded, CHUNK=min(padded, 4096 // bd),
+            keep_block(work.which, compiled, CODES)
+        if work.splits > 1:
+            compiled = _attn_decode_combine_kernel[(work.rows,)](
+                *pointers[5:8], out, lse, *work.combined,
+                HEAD_DIM=head_dim, BD=bd, SPLITS=work.padded, CHUNK=min(work.padded, 4096 // bd),
                 PDL=pdl, **launch_options(4), **options,
             )  # fmt: skip
             if kept:
-                keep_block(combine, compiled, "q" * 5 + "i" * 6)
+                keep_block(work.combine, compiled, COMBINE_CODES)
     return out, lse
 
 
-def _interval_arguments(visibility: Visibility, unused: Tensor) -> tuple[Tensor, tuple[int, int]]:
-    """The intervals and their strides; `unused` stands in where there are none."""
-    if visibility.intervals is None:
-        return unused, (0, 0)
-    arguments = visibility_arguments(visibility, unused)
-    return arguments.intervals, arguments.interval_strides
+def bind(
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale: float
+) -> Callable[[Tensor, Tensor, Tensor, Visibility], tuple[Tensor, Tensor]] | None:
+    """`launch_decode` for calls of one layout, see `counted.Lane`: the layers of one step.
+
+    Args:
+        query, key, value, visibility, scale: Of a call that was launched.
+
+    Returns:
+        None where that call did not go by kept blocks.
+    """
+    intervals = visibility.intervals
+    if intervals is not None and intervals.stride(2) != 1:  # copied for each launch
+        return None
+    if INTERPRETED or query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:
+        return None
+    _, interval_strides = interval_arguments(visibility)
+    work = Work.of(
+        query, visibility, scale, key.shape[1], key.shape[2], key.stride()[:3], value.stride()[:3],
+        interval_strides, None, None, 0, wide(key, value), None, None,
+    )  # fmt: skip
+    if not regular(query, (0,), work.strides) or not work.blocks():
+        return None
+    index = query.device.index
+
+    def launch(
+        query: Tensor, key: Tensor, value: Tensor, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:
+        intervals = visibility.intervals
+        place = 0 if intervals is None else intervals.data_ptr()
+        if place & 15 or index != torch.cuda.current_device():
+            return launch_decode(query, key, value, visibility, scale)
+        out, lse, room = work.memory(query)
+        sums, part = lse.data_ptr(), room.data_ptr()
+        addresses = (
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), sums, part,
+            part + 4 * work.peaks, part + 4 * work.denoms, sums, place or sums, sums,
+        )  # fmt: skip
+        if not work.launch(torch._C._cuda_getCurrentRawStream(index), addresses):
+            return launch_decode(query, key, value, visibility, scale)
+        return out, lse
+
+    return launch
 
 
 def _dependent_launches(query: Tensor) -> bool:

@@ -11,9 +11,10 @@ from torch import Tensor
 from hf_attn_backends.kernels.triton.launch import INTERPRETED
 
 MAX_SPLITS = 128
-# What a program costs beside its tiles, and a split when they are combined, in units of a tile's
-# time; fitted to a sweep over splits of 7 shapes on an H200, like `resident` of the tiles.
-_BESIDE, _COMBINE = 0.5, 0.125
+# What a split costs when they are combined, in units of a tile's time; and what a multiprocessor
+# draws at most, in shares of the memory's rate. Fitted to sweeps over splits on an H200, like
+# `alone` of the tiles.
+_COMBINE, _DRAWN = 0.0625, 1.7
 
 
 class DecodeTile(NamedTuple):
@@ -25,10 +26,11 @@ class DecodeTile(NamedTuple):
         warps_apart: Warps that keep keys to themselves (all of them), or 1: they share a tile.
         warps: Triton's `num_warps`.
         stages: Pipelining depth of the loop over keys.
-        resident: Programs that one multiprocessor is given at a time, at most what it holds.
+        resident: Programs that one multiprocessor holds at a time.
         query_in_loop: Whether the query is loaded again with every tile of keys, out of the L2
             cache: then no program waits for its query before it asks for its keys, and the
             query takes shared memory in place of registers.
+        alone: What one program can draw, in shares of the memory's rate: its tiles in flight.
     """
 
     block_m: int
@@ -38,6 +40,7 @@ class DecodeTile(NamedTuple):
     stages: int
     resident: int
     query_in_loop: bool = False
+    alone: float = 1.2
 
 
 class Device(NamedTuple):
@@ -78,11 +81,14 @@ def decode_tile(
         return DecodeTile(min(rows, 32), 32 if head_dim <= 128 else 16, 1, 8, 2, 2)
     stages = 3 if large else 2
     if head_dim > 128:
-        return DecodeTile(min(rows, 32), 32, 1, 4, stages, 2)
-    if rows == 16:
-        # One program a multiprocessor keeps the memory busy; more of them are more to combine.
-        return DecodeTile(16, 64, 4, 4, stages, 1)
-    return DecodeTile(rows, 64, 1, 4, stages, 2)
+        return DecodeTile(min(rows, 32), 32, 1, 4, stages, 2, alone=1.0)
+    if rows > 16:
+        return DecodeTile(rows, 64, 1, 4, stages, 2)
+    if head_dim <= 64:
+        return DecodeTile(16, 64, 4, 4, stages, 2, alone=0.8)
+    if large and capability >= (9, 0):
+        return DecodeTile(16, 64, 1, 4, 4, 2)
+    return DecodeTile(16, 64, 4, 4, stages, 2)
 
 
 def decode_tile_of(query: Tensor, packed: int) -> DecodeTile:
@@ -109,20 +115,44 @@ def number_of_splits(multiprocessors: int, tile: DecodeTile, programs: int, keys
         keys: The most keys that a row can see.
 
     Returns:
-        The number with the least of: waves of programs x (tiles of one program + what a program
-        costs beside its tiles), plus what combining costs, all in units of one tile's time.
+        The number with the least cost; see `cost_of_splits`.
     """
     tiles = max(1, -(-keys // tile.block_n))
-    return _splits(multiprocessors * tile.resident, programs, tiles)
+    return _splits(multiprocessors, tile, programs, tiles)
 
 
 @lru_cache(maxsize=4096)
-def _splits(slots: int, programs: int, tiles: int) -> int:
+def _splits(multiprocessors: int, tile: DecodeTile, programs: int, tiles: int) -> int:
     """By tiles, so that a cache that grows by a key a step asks anew at every tile only."""
+    return min(
+        range(1, min(tiles, MAX_SPLITS) + 1),
+        key=lambda splits: cost_of_splits(
+            splits, multiprocessors, tile, programs * splits, -(-tiles // splits)
+        ),
+    )
 
-    def cost(splits: int) -> float:
-        waves = -(-programs * splits // slots)
-        combine = 0.0 if splits == 1 else _COMBINE * splits
-        return waves * (-(-tiles // splits) + _BESIDE) + combine
 
-    return min(range(1, min(tiles, MAX_SPLITS) + 1), key=cost)
+def cost_of_splits(
+    splits: int, multiprocessors: int, tile: DecodeTile, programs: int, tiles: int
+) -> float:
+    """What a number of splits costs, in units of a tile's time when all share the memory's rate.
+
+    Programs run in waves of `resident` a multiprocessor. A wave takes as long as the memory needs
+    for all of it, or as its multiprocessors need, which alone cannot draw more than a certain share
+    each. Every split is combined in the end.
+
+    Args:
+        splits: Their number.
+        multiprocessors: Of the device.
+        tile: The tile.
+        programs: With the splits.
+        tiles: Of one program.
+    """
+    wave = multiprocessors * tile.resident
+    waves, rest = divmod(programs, wave)
+    cost = waves * tile.resident * tiles + (_COMBINE * splits if splits > 1 else 0.0)
+    if rest:
+        shared = -(-rest // multiprocessors)  # programs of a multiprocessor
+        drawn = tile.alone if shared == 1 else min(_DRAWN, shared * tile.alone)
+        cost += max(rest * tiles / multiprocessors, shared * tiles / drawn)
+    return cost

@@ -1,27 +1,40 @@
 """Launch the portable forward kernel."""
 
 # A launch unpacks strides into positional arguments, which pyright cannot count.
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportArgumentType=false
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
-import triton
 from torch import Tensor
 
 from hf_attn_backends.kernels.triton.forward_kernels import _attn_fwd_kernel
 from hf_attn_backends.kernels.triton.launch import (
+    INTERPRETED,
+    WIDE_FROM,
+    VisibilityArguments,
     block_d,
+    block_of,
     compute_dtype,
+    keep_block,
     launch_options,
     on_device,
     precision,
+    regular,
+    row_sums,
     rows_contiguous,
+    rows_first,
+    stream_of,
     tiles_of,
     visibility_arguments,
     wide,
 )
 from hf_attn_backends.kernels.triton.tiles import Tile
 from hf_attn_backends.kernels.visibility import Visibility
+
+CODES = "q" * 9 + "i" * 25 + "fff"  # parameters of the kernel, see `kernels.block`
 
 
 def launch_forward(
@@ -57,10 +70,9 @@ def launch_forward(
         includes them: a row that sees nothing else has its sink. Deterministic.
     """
     batch, heads, q_len, head_dim = query.shape
-    k_len, group = key.shape[2], heads // key.shape[1]
     value_dim = value.shape[3]
-    out = query.new_empty(batch, q_len, heads, value_dim).transpose(1, 2)
-    lse = torch.empty(batch, heads, q_len, dtype=torch.float32, device=query.device)
+    out, out_strides = rows_first(query, batch, heads, q_len, value_dim)
+    lse = row_sums(query, batch, heads, q_len)
     if out.numel() == 0:
         return out, lse
     dtype = compute_dtype(query)
@@ -73,21 +85,142 @@ def launch_forward(
     query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     tile = tile or tiles_of(query, visibility.kind, value_dim).forward
     vis = visibility_arguments(visibility, lse)
-    tiles_m = triton.cdiv(q_len, tile.block_m)
+    sinks = None if sinks is None else sinks.contiguous()
+    work = _Work.of(query, key, value, vis, out_strides, scale, softcap, sinks, dropout_p, tile)
+    pointers = (
+        query, key, value, out, lse, vis.intervals, vis.mask, lse if sinks is None else sinks,
+        lse if seed is None else seed,
+    )  # fmt: skip
+    addresses = tuple([tensor.data_ptr() for tensor in pointers])
+    kept = work.regular and regular(query, addresses, work.strides)
+    block = block_of(work.which) if kept else None
+    if block is not None:
+        block.launch(stream_of(query), work.programs, 1, addresses + work.tail)
+        return out, lse
     with on_device(query):
-        _attn_fwd_kernel[(tiles_m * batch * heads,)](
-            query, key, value, out, lse, vis.intervals, vis.mask,
-            lse if sinks is None else sinks.contiguous(), lse if seed is None else seed,
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3],
-            *vis.interval_strides, *vis.mask_strides,
-            heads, group, tiles_m, batch * heads, q_len, k_len, vis.window, scale,
-            softcap, dropout_p,
+        compiled = _attn_fwd_kernel[(work.programs,)](
+            *pointers, *work.strides, *work.numbers,
             HEAD_DIM=head_dim, BD=block_d(head_dim), VALUE_DIM=value_dim, BV=block_d(value_dim),
             BM=tile.block_m, BN=tile.block_n,
-            KIND=vis.kind, WIDE=wide(query, key, value, out),
+            KIND=vis.kind, WIDE=work.is_wide,
             HEAD_MAJOR=vis.kind == "full",
             SOFTCAP=softcap > 0.0, SINKS=sinks is not None, DROPOUT=dropout_p > 0.0,
             PRECISION=precision(dtype), STAGES=tile.stages,
             **launch_options(tile.warps),
         )  # fmt: skip
+    if kept:
+        keep_block(work.which, compiled, CODES[:9] + CODES[9 + work.ones :])
     return out, lse
+
+
+def bind(
+    query: Tensor, key: Tensor, value: Tensor, visibility: Visibility, scale: float
+) -> Callable[[Tensor, Tensor, Tensor, Visibility], tuple[Tensor, Tensor]] | None:
+    """`launch_forward` for calls of one layout, see `counted.Lane`.
+
+    Args:
+        query, key, value, visibility, scale: Of a call that was launched.
+
+    Returns:
+        None where that call did not go by a kept block.
+    """
+    last = (
+        query,
+        key,
+        value,
+        *([visibility.intervals] if visibility.intervals is not None else []),
+    )
+    if INTERPRETED or any(tensor.stride(-1) != 1 for tensor in last):  # copied for each launch
+        return None
+    batch, heads, q_len, _ = query.shape
+    value_dim = value.shape[3]
+    row = heads * value_dim
+    out_strides = (q_len * row, value_dim, row)
+    vis = visibility_arguments(visibility, query)
+    tile = tiles_of(query, vis.kind, value_dim).forward
+    work = _Work.of(query, key, value, vis, out_strides, scale, 0.0, None, 0.0, tile)
+    block = block_of(work.which)
+    if block is None or not work.regular or not regular(query, (0,), work.strides):
+        return None
+    index, programs, tail = query.device.index, work.programs, work.tail
+
+    def launch(
+        query: Tensor, key: Tensor, value: Tensor, visibility: Visibility
+    ) -> tuple[Tensor, Tensor]:
+        intervals, mask = visibility.intervals, visibility.dense
+        rows = 0 if intervals is None else intervals.data_ptr()
+        seen = 0 if mask is None else mask.data_ptr()
+        if (rows | seen) & 15 or index != torch.cuda.current_device():
+            return launch_forward(query, key, value, visibility, scale)
+        out, _ = rows_first(query, batch, heads, q_len, value_dim)
+        lse = row_sums(query, batch, heads, q_len)
+        sums = lse.data_ptr()
+        addresses = (
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), sums, rows or sums,
+            seen or sums, sums, sums,
+        )  # fmt: skip
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        block.launch(stream, programs, 1, addresses + tail)
+        return out, lse
+
+    return launch
+
+
+class _Work(NamedTuple):
+    """What shapes, strides and device decide of a launch.
+
+    Attributes:
+        programs: Of the grid.
+        strides, numbers: Arguments behind the pointers; Triton specialises the former, and the
+            stride between a mask's keys.
+        ones: 1 where that one is 1: Triton makes a constant of it, and no parameter.
+        regular: Whether it is 1 or 0, and nothing needs more than 32 bits.
+        is_wide: Whether a tile spans more than 32 bits.
+        which: The name of the kernel's block.
+    """
+
+    programs: int
+    strides: tuple[int, ...]
+    numbers: tuple[int | float, ...]
+    ones: int
+    regular: bool
+    is_wide: bool
+    which: tuple[object, ...]
+
+    @classmethod
+    def of(
+        cls, query: Tensor, key: Tensor, value: Tensor, vis: VisibilityArguments,
+        out_strides: tuple[int, int, int], scale: float, softcap: float, sinks: Tensor | None,
+        dropout_p: float, tile: Tile,
+    ) -> _Work:  # fmt: skip
+        """Of a call."""
+        batch, heads, q_len, head_dim = query.shape
+        tiles_m = -(-q_len // tile.block_m)
+        between_keys = vis.mask_strides[3]
+        masked = (*vis.interval_strides, *vis.mask_strides)
+        counts = (
+            heads, heads // key.shape[1], tiles_m, batch * heads, q_len, key.shape[2], vis.window,
+        )  # fmt: skip
+        is_wide = wide(query, key, value) or out_strides[2] >= WIDE_FROM
+        which = (
+            "forward", query.device.index, query.dtype, head_dim, value.shape[3], tile, vis.kind,
+            is_wide, softcap > 0.0, None if sinks is None else sinks.dtype, dropout_p > 0.0,
+            between_keys,
+        )  # fmt: skip
+        return cls(
+            tiles_m * batch * heads,
+            (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out_strides),
+            (*masked, *counts, float(scale), float(softcap), float(dropout_p)),
+            int(between_keys == 1),
+            between_keys in (0, 1) and max(masked) < 2**31,
+            is_wide,
+            which,
+        )
+
+    @property
+    def tail(self) -> tuple[int | float, ...]:
+        """The parameters behind the pointers."""
+        numbers = self.numbers
+        if self.ones:
+            numbers = numbers[:5] + numbers[6:]
+        return self.strides + numbers

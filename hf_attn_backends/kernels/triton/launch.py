@@ -6,11 +6,11 @@ head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, reduce
 from operator import or_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ INTERPRETED: bool = knobs.runtime.interpret
 
 _BLOCKS: dict[tuple[object, ...], Block | None] = {}
 _BLOCKS_KEPT = 1024
-_WIDE_FROM = 2**31 // 256  # a tile has at most 128 rows; half the int32 range is kept in reserve
+WIDE_FROM = 2**31 // 256  # a tile has at most 128 rows; half the int32 range is kept in reserve
 
 
 class VisibilityArguments(NamedTuple):
@@ -68,7 +68,7 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 
 def wide(*tensors: Tensor) -> bool:
     """Whether a tile of any of these `[B, H, L, D]` tensors spans more than int32 offsets."""
-    return any(t.stride(2) >= _WIDE_FROM for t in tensors)
+    return any(t.stride(2) >= WIDE_FROM for t in tensors)
 
 
 def describable(*tensors: Tensor) -> bool:
@@ -176,6 +176,53 @@ def keep_block(which: tuple[object, ...], compiled: object, codes: str) -> None:
         if len(_BLOCKS) >= _BLOCKS_KEPT:
             _BLOCKS.clear()
         _BLOCKS[which] = Block.of(compiled, codes)
+
+
+class Arguments(NamedTuple):
+    """What a kernel without descriptors takes at run time, in the order of its parameters.
+
+    Attributes:
+        pointers: Tensors.
+        strides: Integers that Triton specialises.
+        numbers: The others, and floats; `between_keys` among them is specialised too.
+        between_keys: Where in `numbers` the stride between a mask's keys is; -1: nowhere.
+    """
+
+    pointers: tuple[Tensor, ...]
+    strides: tuple[int, ...]
+    numbers: tuple[int | float, ...]
+    between_keys: int = -1
+
+
+def launch_kernel(
+    kernel: Any, which: tuple[object, ...], programs: int, arguments: Arguments,
+    constants: Callable[[], dict[str, object]],
+) -> None:  # fmt: skip
+    """Launch by a kept block where the launch is regular, else through Triton.
+
+    Args:
+        kernel: The jit function.
+        which: All that it is compiled for, its name and device first.
+        programs: Of the grid.
+        arguments: Those of run time.
+        constants: Makes the others, and Triton's options.
+    """
+    pointers, strides, numbers, at = arguments
+    addresses = tuple([tensor.data_ptr() for tensor in pointers])
+    kept, passed = regular(pointers[0], addresses, strides), numbers
+    if at >= 0:
+        kept = kept and numbers[at] in (0, 1) and max(numbers[: at + 1]) < 2**31
+        if numbers[at] == 1:  # Triton makes a constant of it, and no parameter
+            passed, which = numbers[:at] + numbers[at + 1 :], (*which, 1)
+    block = block_of(which) if kept else None
+    if block is not None:
+        block.launch(stream_of(pointers[0]), programs, 1, addresses + strides + passed)
+        return
+    with on_device(pointers[0]):
+        compiled = kernel[(programs,)](*pointers, *strides, *numbers, **constants())
+    if kept:
+        letters = ("f" if isinstance(number, float) else "i" for number in passed)
+        keep_block(which, compiled, "q" * len(pointers) + "i" * len(strides) + "".join(letters))
 
 
 def stream_of(tensor: Tensor) -> int:

@@ -1,0 +1,124 @@
+"""What a race detector said, traced to machine instructions and to the barrier between them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hf_attn_backends.kernels.hopper import sass
+
+_HAZARD = re.compile(
+    r"Potential (\w+) hazard detected at __shared__ (0x[0-9a-f]+).*?\n"
+    r".*?(Write|Read) Thread .*? at (.+?)\+(0x[0-9a-f]+).*?\n"
+    r".*?(Write|Read) Thread .*? at (.+?)\+(0x[0-9a-f]+)"
+)
+
+
+def traced(said: str, codes: dict[str, tuple[sass.Instruction, ...]]) -> list[dict[str, Any]]:
+    """The pairs of instructions behind the hazards, in groups of one kind of access each.
+
+    Args:
+        said: What `compute-sanitizer --tool racecheck --racecheck-report hazard` printed.
+        codes: The kernels' instructions by name.
+
+    Returns:
+        Groups of pairs that agree in kernel, kind of hazard, opcodes and whether they are
+        `ordered`: how many pairs, the shared addresses, and one pair as an example.
+    """
+    pairs: dict[tuple[str, str, str, str], set[int]] = {}
+    for kind, address, first, kernel, pc, _second, _kernel, other in _HAZARD.findall(said):
+        write, read = (pc, other) if first == "Write" else (other, pc)
+        pairs.setdefault((kernel.split("(")[0], kind, write, read), set()).add(int(address, 16))
+    groups: dict[tuple[str, str, str, str, bool], dict[str, Any]] = {}
+    for (kernel, kind, write, read), addresses in sorted(pairs.items()):
+        code = codes.get(kernel, ())
+        texts = [_text(code, place) for place in (write, read)]
+        between = kind == "RAW" and ordered(code, int(write, 16), int(read, 16))
+        group = groups.setdefault(
+            (kernel, kind, texts[0].split()[0], texts[1].split()[0], between),
+            {
+                "kernel": kernel,
+                "kind": kind,
+                "ordered": between,
+                "pairs": 0,
+                "addresses": [min(addresses), max(addresses)],
+                "example": f"{write} {texts[0]} -> {read} {texts[1]}",
+            },
+        )
+        group["pairs"] += 1
+        low, high = group["addresses"]
+        group["addresses"] = [min(low, *addresses), max(high, *addresses)]
+    for group in groups.values():
+        group["addresses"] = [hex(address) for address in group["addresses"]]
+    return list(groups.values())
+
+
+def ordered(code: tuple[sass.Instruction, ...], write: int, read: int) -> bool:
+    """Whether a barrier of the whole block lies behind the write and in front of the read.
+
+    It does when every way on from the write and every way to the read passes a barrier, the first
+    one on each is waited for by all threads (no count), and it is the same barrier everywhere. A
+    guarded one counts, and so does the way past it.
+    """
+    places = {instruction.address: n for n, instruction in enumerate(code)}
+    if write not in places or read not in places:
+        return False
+    after, before = _ways(code)
+    barriers = _barriers(code, places[write], after) | _barriers(code, places[read], before)
+    return len(barriers) == 1 and None not in barriers
+
+
+def _barriers(
+    code: tuple[sass.Instruction, ...], start: int, ways: list[list[int]]
+) -> set[str | None]:
+    """The first barrier on every way from `start`; None for a way without, or for a partial one."""
+    found: set[str | None] = set()
+    seen, ahead = {start}, list(ways[start])
+    if not ahead:
+        found.add(None)
+    while ahead:
+        place = ahead.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        instruction = code[place]
+        if instruction.name.startswith(("BAR", "EXIT")):
+            operands = instruction.text.partition(" ")[2].strip()
+            whole = instruction.name.startswith("BAR.SYNC") and "," not in operands
+            found.add(operands if whole else None)
+            if not instruction.guarded:
+                continue
+        if not ways[place]:
+            found.add(None)
+        ahead += ways[place]
+    return found
+
+
+def _ways(code: tuple[sass.Instruction, ...]) -> tuple[list[list[int]], list[list[int]]]:
+    """What may run directly after, and directly before, each instruction.
+
+    An indirect branch (the dispatch of partitions) may go to whatever nothing else leads to.
+    """
+    places = {instruction.address: n for n, instruction in enumerate(code)}
+    after: list[list[int]] = [[] for _ in code]
+    for n, instruction in enumerate(code):
+        base = instruction.name.split(".")[0]
+        if n + 1 < len(code) and (instruction.guarded or base not in ("BRA", "BRX", "EXIT", "RET")):
+            after[n].append(n + 1)
+        target = re.search(r"0x([0-9a-f]+)\s*$", instruction.text) if base == "BRA" else None
+        if target and int(target[1], 16) in places:
+            after[n].append(places[int(target[1], 16)])
+    reached = {place for following in after for place in following} | {0}
+    for n, instruction in enumerate(code):
+        if instruction.name.startswith("BRX"):
+            after[n] += [place for place in range(len(code)) if place not in reached]
+    before: list[list[int]] = [[] for _ in code]
+    for n, following in enumerate(after):
+        for place in following:
+            before[place].append(n)
+    return after, before
+
+
+def _text(code: tuple[sass.Instruction, ...], address: str) -> str:
+    place = int(address, 16)
+    return next((i.text for i in code if i.address == place), "unknown: not disassembled")

@@ -1,0 +1,8 @@
+"""The simulator of this folder is plain files: make them importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
