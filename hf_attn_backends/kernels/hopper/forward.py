@@ -37,13 +37,13 @@ class Tuning:
 
     Attributes:
         turns: The two consumers take turns on the tensor cores.
-        lazy: The accumulator is rescaled only where a maximum has grown by more than `2 ** 8`.
-            None: for head dim 128; for 64 the branch costs more than the products.
+        lazy_from: Head dims from this one on rescale the accumulator only where a maximum has
+            grown by more than `2 ** 8`; for 64 the branch costs more than the products.
         l2_bytes: Keys and values that are worked on together under causality and intervals.
     """
 
     turns: bool = True
-    lazy: bool | None = None
+    lazy_from: int = 128
     l2_bytes: int = 32 * 2**20
 
 
@@ -278,7 +278,7 @@ def _prepare(
         inverse(group),
     )
     tensors = (q, k, v, out)
-    lazy = head_dim == 128 if tuning.lazy is None else tuning.lazy
+    lazy = head_dim >= tuning.lazy_from
     kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.turns, lazy)
     if _KERNELS.get(kernel_key) is None:
         from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward

@@ -45,7 +45,7 @@ def compile_forward(
         "BN": KEYS,
         "D": head_dim,
         "TURNS": tuning.turns,
-        "LAZY": head_dim == 128 if tuning.lazy is None else tuning.lazy,
+        "LAZY": head_dim >= tuning.lazy_from,
     }
     types = {
         "q_desc": descriptor(64),
