@@ -81,6 +81,20 @@ def test_every_kind_matches_the_oracle(forward, dtype, dim, layout, heads, kv_he
         compare(forward, q, k, v, visibility, dim**-0.5)
 
 
+@pytest.mark.parametrize("growth", [0.02, 2.0, 40.0])
+@pytest.mark.parametrize("rows", ["all", "one of each warp"])
+def test_maxima_that_grow_from_block_to_block(forward, growth, rows):
+    """Blocks are walked from the last key to the first: below, at, and above what is let pass."""
+    q, k, v = tensors(1, 4, 2, 300, 1000, 128, torch.bfloat16, "bhsd")
+    step = (torch.arange(999, -1, -1, device="cuda") // 128).to(torch.bfloat16)
+    k[..., 0] = step * growth
+    q[..., 0] = 0 if rows != "all" else 11.0
+    if rows != "all":
+        q[:, :, 5::16, 0] = 11.0
+    for visibility in (FULL, CAUSAL):
+        compare(forward, q, k, v, visibility, 128**-0.5)
+
+
 def test_no_keys_and_no_queries(forward):
     q, k, v = tensors(2, 4, 2, 5, 1, 64, torch.bfloat16, "bhsd")
     out, lse = forward.launch_forward(q, k[:, :, :0], v[:, :, :0], FULL, 1.0)

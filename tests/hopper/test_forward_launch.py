@@ -22,6 +22,7 @@ PARAMETERS = [
     ".u64 {}",
     ".f32 {}",
     *[".u32 {}"] * 10,
+    *[".u64 {}"] * 5,
     ".u64 {}",
     ".u64 {}",
 ]
@@ -44,6 +45,7 @@ def launches(monkeypatch):
         block = [ctypes.string_at(p, n) for p, (n, _) in zip(pointers, sizes, strict=True)]
         tail = block[len(DESCRIPTOR) * 4 :]
         numbers = [struct.unpack("i", b)[0] for b in tail[3:13]]
+        dividers = [struct.unpack("q", b)[0] for b in tail[13:18]]
         addresses = [struct.unpack("q", b)[0] for b in tail[:2]]
         shapes = [
             [struct.unpack("i", b)[0] for b in block[9 * n + 1 : 9 * n + 5]] for n in range(4)
@@ -57,6 +59,7 @@ def launches(monkeypatch):
                 addresses=addresses,
                 scale=struct.unpack("f", tail[2])[0],
                 numbers=numbers,
+                dividers=dividers,
                 shapes=shapes,
                 strides=strides,
                 grid=grid,
@@ -80,10 +83,10 @@ def launches(monkeypatch):
         ],
     )
     kernel = bound.BoundKernel.of(
-        SimpleNamespace(function=1, metadata=meta, asm={"ptx": PTX}), scalars=13
+        SimpleNamespace(function=1, metadata=meta, asm={"ptx": PTX}), scalars=18
     )
     kernels = {
-        (torch.bfloat16, 128, kind, None, True): kernel
+        (torch.bfloat16, 128, kind, None, True, True): kernel
         for kind in ("causal", "window", "intervals")
     }
     monkeypatch.setattr(forward, "_KERNELS", kernels)
@@ -100,8 +103,10 @@ def test_every_number_reaches_its_parameter(launches):
     q, k, v = qkv()
     out, lse = forward.launch_forward(q, k, v, Visibility(causal=True, window=77), 0.5)
     (call,) = launches
-    # B*H, H, H/G, M, N, window, tiles a head, heads a section, sections, batch stride
-    assert call.numbers == [16, 8, 4, 300, 500, 77, 3, 4, 4, 0]
+    # B*H, H, M, N, window, tiles a head, heads a section, sections, batch stride, tiles for all
+    assert call.numbers == [16, 8, 300, 500, 77, 3, 4, 4, 0, 1]
+    # tiles a section, heads a section, heads of the last one, H, H/G
+    assert call.dividers == [forward.inverse(number) for number in (12, 4, 4, 8, 4)]
     assert call.scale == pytest.approx(0.5 * 1.4426950408889634)
     assert call.grid == 48
     assert call.addresses == [lse.data_ptr(), lse.data_ptr()]
@@ -117,7 +122,7 @@ def test_intervals_come_with_their_batch_stride(launches):
         intervals = torch.zeros(batch, 300, 2, dtype=torch.int32)
         forward.launch_forward(q, k, v, Visibility(intervals=intervals), 0.5)
         assert launches[-1].addresses[1] == intervals.data_ptr()
-        assert launches[-1].numbers[-1] == stride
+        assert launches[-1].numbers[8] == stride
 
 
 def test_a_call_seen_before_makes_no_plan(launches):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_attn_backends.kernels.hopper import schedule
-from hf_attn_backends.kernels.hopper.forward import section_heads
+from hf_attn_backends.kernels.hopper.forward import inverse, section_heads
 
 BN = 128
 KIND = {"full": 0, "causal": 1, "window": 2}
@@ -25,14 +25,42 @@ def program(monkeypatch):
     monkeypatch.setattr(schedule, "gl", stub)
     monkeypatch.setattr(schedule, "ROWS", 128)
     monkeypatch.setattr(schedule, "_place", schedule._place.fn)
+    monkeypatch.setattr(schedule, "divide", lambda number, by: (number << 2) * by >> 64)
     return stub
+
+
+class Number(int):
+    """An integer with a tensor's cast."""
+
+    def to(self, _dtype):
+        return self
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 31, 128, 1000, 2**20 - 1, 2**31 - 1])
+def test_division_by_multiplication_is_exact(monkeypatch, divisor):
+    stub = SimpleNamespace(int64=None, int32=None, umulhi=lambda a, b: Number(a * b >> 64))
+    monkeypatch.setattr(schedule, "gl", stub)
+    by = inverse(divisor)
+    assert 2**31 <= by < 2**63  # Triton takes it for an int64, whatever the divisor
+    near = {n for k in (1, 2, 1000, 2**31 // divisor) for n in (k * divisor - 1, k * divisor)}
+    for number in sorted(near | {0, 1, 2**31 - 1}):
+        if number < 2**31:
+            assert schedule.divide.fn(Number(number), by) == number // divisor
+
+
+def rows_of(tile, batch_heads, m_tiles, section, heads):
+    """`schedule.tile_rows` with what the host computes for it."""
+    sections = -(-batch_heads // section)
+    last = batch_heads - (sections - 1) * section
+    by = tuple(map(inverse, (section * m_tiles, section, last, heads)))
+    return schedule.tile_rows.fn(tile, batch_heads, m_tiles, section, sections, heads, by)
 
 
 def tiles_of(program, programs, tiles):
     taken = []
     program.count = programs
     for program.id in range(programs):
-        turns = schedule.tile_count.fn(tiles)
+        turns = schedule.tile_count.fn(tiles, tiles // programs)
         taken.append([schedule.pick_tile.fn(turn) for turn in range(turns)])
     return taken
 
@@ -50,8 +78,7 @@ def test_tiles_cover_every_head_and_row_block_once(program, section):
     batch, heads, m_tiles = 2, 6, 5
     sections = -(-batch * heads // section)
     seen = [
-        schedule.tile_rows.fn(t, batch * heads, m_tiles, section, sections, heads)
-        for t in range(batch * heads * m_tiles)
+        rows_of(t, batch * heads, m_tiles, section, heads) for t in range(batch * heads * m_tiles)
     ]
     assert len(set(seen)) == len(seen)
     assert {(b, h) for b, h, _ in seen} == {(b, h) for b in range(batch) for h in range(heads)}
@@ -69,7 +96,7 @@ def test_tiles_cover_every_head_and_row_block_once(program, section):
 )
 def test_causal_work_is_balanced(program, heads, m_tiles, section):
     def cost(tile):  # blocks of keys, and about one block's time for the rest
-        *_, row0 = schedule.tile_rows.fn(tile, heads, m_tiles, section, heads // section, heads)
+        *_, row0 = rows_of(tile, heads, m_tiles, section, heads)
         return row0 // 128 + 2
 
     sums = [sum(map(cost, tiles)) for tiles in tiles_of(program, 132, heads * m_tiles)]
@@ -90,9 +117,10 @@ def test_a_span_covers_what_its_rows_see(program, kind, m_len, n_len, window):
         seen &= j > i + n_len - m_len - window
     for row0 in range(0, m_len, 128):
         rows = seen[row0 : row0 + 128]
-        hi, blocks, full_lo, full_hi = schedule.tile_span.fn(
-            row0, 0, m_len, n_len, window, None, 0, KIND[kind], BN, None
+        hi, full_lo, full_hi, lo = schedule.tile_edges.fn(
+            row0, m_len, n_len, window, KIND[kind], BN
         )
+        blocks = schedule.block_count.fn(hi, lo, BN)
         assert blocks >= 1
         keys = rows.any(0).nonzero()
         if len(keys):

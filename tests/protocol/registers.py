@@ -43,6 +43,11 @@ class Value:
     def reshape(self, shape: Sequence[int]) -> Value:
         return Value(shape)
 
+    def split(self) -> tuple[Value, Value]:
+        sides = list(self.shape or [2])
+        sides.remove(2)
+        return Value(sides), Value(sides)
+
     def __getitem__(self, _key: Any) -> Value:
         return Value()
 

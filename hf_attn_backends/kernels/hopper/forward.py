@@ -37,10 +37,13 @@ class Tuning:
 
     Attributes:
         turns: The two consumers take turns on the tensor cores.
+        lazy_from: Head dims from this one on rescale the accumulator only where a maximum has
+            grown by more than `2 ** 8`; for 64 the branch costs more than the products.
         l2_bytes: Keys and values that are worked on together under causality and intervals.
     """
 
     turns: bool = True
+    lazy_from: int = 128
     l2_bytes: int = 32 * 2**20
 
 
@@ -64,6 +67,11 @@ def section_heads(
     per_head = n_len * 2 * head_dim * 2
     fit = max(1, l2_bytes // per_head)
     return min(batch_heads, group * 2 ** int(math.log2(fit)))
+
+
+def inverse(divisor: int) -> int:
+    """What `schedule.divide` multiplies by: `2**62 / divisor`, rounded up; divisors to `2**31`."""
+    return -(-(2**62) // divisor)
 
 
 def _descriptor(tensor: Tensor, rows: int) -> object:
@@ -249,22 +257,29 @@ def _prepare(
     n_len, group, kind = k.shape[2], heads // k.shape[1], visibility.kind
     m_tiles = -(-m_len // TILE)
     section = section_heads(kind, n_len, head_dim, group, batch * heads, tuning.l2_bytes)
+    sections = -(-batch * heads // section)
     programs = min(batch * heads * m_tiles, device_facts(q.device.index)[1])
     scalars = (
         float(scale) * _LOG2_E,
         batch * heads,
         heads,
-        group,
         m_len,
         n_len,
         min(visibility.window or 0, 2**30),
         m_tiles,
         section,
-        -(-batch * heads // section),
+        sections,
         2 * m_len if intervals is not None and intervals.shape[0] > 1 else 0,
+        batch * heads * m_tiles // programs,
+        inverse(section * m_tiles),
+        inverse(section),
+        inverse(batch * heads - (sections - 1) * section),
+        inverse(heads),
+        inverse(group),
     )
     tensors = (q, k, v, out)
-    kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.turns)
+    lazy = head_dim >= tuning.lazy_from
+    kernel_key = (q.dtype, head_dim, kind, q.device.index, tuning.turns, lazy)
     if _KERNELS.get(kernel_key) is None:
         from hf_attn_backends.kernels.hopper.forward_kernels import attention_forward
 
@@ -277,6 +292,7 @@ def _prepare(
             BN=KEYS,
             D=head_dim,
             TURNS=tuning.turns,
+            LAZY=lazy,
             num_warps=4,
             enable_fp_fusion=True,
         )

@@ -45,6 +45,7 @@ def compile_forward(
         "BN": KEYS,
         "D": head_dim,
         "TURNS": tuning.turns,
+        "LAZY": head_dim >= tuning.lazy_from,
     }
     types = {
         "q_desc": descriptor(64),
@@ -54,6 +55,7 @@ def compile_forward(
         "lse_ptr": "*fp32",
         "intervals_ptr": "*i32" if kind == "intervals" else "*fp32",
         "qk_scale": "fp32",
+        **{f"by_{name}": "i64" for name in ("section", "width", "last", "heads", "group")},
     }
     names = attention_forward.arg_names
     source = GluonASTSource(
@@ -74,14 +76,17 @@ def fixed_bounds(ir: str) -> int:
 
     Triton 3.6 takes a loop-carried number whose only use is the bound of an inner loop for dead.
     """
-    fixed, carried = 0, ""
+    fixed, inside = 0, ""
     for line in ir.splitlines():
         loop = re.search(r"scf\.for %\w+ = %\w+ to (%\w+) step %\w+ iter_args\((.*?)\) ->", line)
-        if not loop:
-            continue
-        if "tensor<" in line.split("->", 1)[1]:  # the consumers' loops, not the producer's
-            fixed += bool(carried) and f"{loop[1]} = " not in carried
-            carried = "" if carried else loop[2]
+        if loop and "tensor<" in line.split("->", 1)[1]:  # the consumers' loops, not the producer's
+            if inside:
+                fixed += f"{loop[1]} = " not in inside
+                inside = ""
+            else:
+                inside = loop[2]
+        elif inside:
+            inside += line
     return fixed
 
 

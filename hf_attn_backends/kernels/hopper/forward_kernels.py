@@ -1,9 +1,11 @@
 """Device code of the sm_90 forward: one producer warp, two consumer warpgroups, persistent.
 
-FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2) with one addition: the first scores of a
+FlashAttention-3 (arXiv 2407.08608, algorithms 1 and 2) with two additions. The first scores of a
 tile are computed beside the last value product of the tile before it, so that the tensor cores
-are not idle between tiles. Each consumer owns 64 of a tile's 128 query rows and keeps scores and
-weights in registers.
+are not idle between tiles. And the accumulator is rescaled only where a row's maximum has grown
+by more than a factor `2 ** 8`, as FlashAttention-4 does on sm_100 (Dao-AILab/flash-attention
+`flash_attn/cute/softmax.py`): what a row's weights are relative to need not be its maximum.
+Each consumer owns 64 of a tile's 128 query rows and keeps scores and weights in registers.
 
 A tile's keys are walked from the last visible one towards the first, in blocks of `BN`. For causal
 visibility the blocks are anchored at the diagonal (coordinates before the first key and behind the
@@ -19,279 +21,183 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from hf_attn_backends.kernels.hopper.forward_producer import (
+    KEY_FREE,
+    QUERY_FREE,
+    VALUE_FREE,
+    begin,
+    producer,
+    read_keys,
+)
 from hf_attn_backends.kernels.hopper.forward_tiles import (
-    finish,
+    finish_rows,
     first_softmax,
-    here,
+    halves,
+    joined,
     lane_sum,
+    mask_block,
     mask_first,
-    mask_left,
-    use,
+    rescale,
+    store_rows,
+    weights,
 )
 from hf_attn_backends.kernels.hopper.gluon_compat import (
     bar_arrive,
     bar_sync,
     fence_async_shared,
     mbarrier,
-    tma_load,
+    thread_barrier,
     tma_store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from hf_attn_backends.kernels.hopper.schedule import (
-    pick_tile,
-    row_bounds,
-    tile_count,
-    tile_rows,
-    tile_span,
-)
+from hf_attn_backends.kernels.hopper.schedule import tile_count
 
 _TURN = gl.constexpr(8)
-_KEY_FREE = gl.constexpr(10)
-_VALUE_FREE = gl.constexpr(12)
-_QUERY_FREE = gl.constexpr(14)
-
-
-@gluon.jit
-def _load_stage(desc, batch, head, row, it, full, ring, free: gl.constexpr):
-    """Wait until ring stage `it % 2` is free and start its load."""
-    stage = it & 1
-    if it > 1:
-        bar_sync(free + stage, "288")
-    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
-    tma_load(desc, [batch, head, row, 0], full.index(stage), ring.index(stage))
-
-
-@gluon.jit
-def _producer(
-    q_desc, k_desc, v_desc, intervals_ptr, q_s, k_s, v_s, q_full, k_full, v_full, sizes,
-    KIND: gl.constexpr, BN: gl.constexpr,
-):  # fmt: skip
-    """Feed the rings: per tile its query rows, then keys one block ahead of values."""
-    (
-        batch_heads, heads, group, m_len, n_len, window, m_tiles, section, sections, batch_stride,
-    ) = sizes  # fmt: skip
-    layout: gl.constexpr = gl.BlockedLayout([4], [32], [1], [0])
-    it = 0
-    turns = tile_count(batch_heads * m_tiles)
-    v_batch = 0
-    v_head = 0
-    v_row = 0
-    for turn in range(turns):
-        batch, head, row0 = tile_rows(
-            pick_tile(turn), batch_heads, m_tiles, section, sections, heads
-        )
-        hi, blocks, _lo, _hi = tile_span(
-            row0, batch, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, layout
-        )
-        slot = turn & 1
-        if turn > 1:
-            bar_sync(_QUERY_FREE + slot, "288")
-        mbarrier.expect(q_full.index(slot), 2 * q_desc.block_type.nbytes)
-        for w in gl.static_range(2):
-            tma_load(
-                q_desc, [batch, head, row0 + w * 64, 0], q_full.index(slot), q_s.index(slot * 2 + w)
-            )
-        kv_head = head // group
-        for i in range(blocks):
-            row = hi - (i + 1) * BN
-            _load_stage(k_desc, batch, kv_head, row, it, k_full, k_s, _KEY_FREE)
-            if it > 0:
-                _load_stage(v_desc, v_batch, v_head, v_row, it - 1, v_full, v_s, _VALUE_FREE)
-            v_batch = batch
-            v_head = kv_head
-            v_row = row
-            it += 1
-    _load_stage(v_desc, v_batch, v_head, v_row, it - 1, v_full, v_s, _VALUE_FREE)
-    # Take the arrivals that nobody waited for, so that every barrier is left at rest.
-    for i in gl.static_range(2):
-        if it > i:
-            bar_sync(_KEY_FREE + ((it - 1 - i) & 1), "288")
-            bar_sync(_VALUE_FREE + ((it - 1 - i) & 1), "288")
-        if turns > i:
-            bar_sync(_QUERY_FREE + ((turns - 1 - i) & 1), "288")
 
 
 @gluon.jit
 def _consumer(
-    w: gl.constexpr, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
+    w: gl.constexpr, o_desc, lse_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full, tile_s, bounds_s,
     sizes, qk_scale, KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr,
-    TURNS: gl.constexpr,
+    TURNS: gl.constexpr, LAZY: gl.constexpr,
 ):  # fmt: skip
-    """Compute rows `64 * w` to `64 * w + 63` of every tile of this program."""
-    (
-        batch_heads, heads, _group, m_len, n_len, window, m_tiles, section, sections, batch_stride,
-    ) = sizes  # fmt: skip
+    """Compute rows `64 * w` to `64 * w + 63` of every tile of this program.
+
+    Each turn begins a tile while it finishes the one before: the first turn finishes what is not
+    there, the last one begins what is not there, and both throw it away. So there is one copy of
+    the code, which a cold instruction cache is thankful for.
+    """
+    tiles, whole, heads, m_len, n_len, window = sizes
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
     row_s: gl.constexpr = gl.SliceLayout(1, s_layout)
     row_o: gl.constexpr = gl.SliceLayout(1, o_layout)
-    flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    l_layout: gl.constexpr = lane_sum(gl.zeros([64, BN], gl.float32, s_layout)).type.layout
     dtype: gl.constexpr = o_desc.dtype
     shift = n_len - m_len
     if TURNS:
         if w == 1:
             bar_arrive(_TURN, "256")
-    turns = tile_count(batch_heads * m_tiles)
-    batch, head, row0 = tile_rows(pick_tile(0), batch_heads, m_tiles, section, sections, heads)
-    hi, blocks, full_lo, full_hi = tile_span(
-        row0, batch, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, flat
-    )
+    growth = 8.0 / qk_scale  # weights stay below 2 ** 8
+    turns = tile_count(tiles, whole)
+    m = gl.zeros([64], gl.float32, row_s)
+    lanes = gl.zeros([64, 4], gl.float32, l_layout)
+    p16 = gl.zeros([64, BN], dtype, p_layout)
+    acc = gl.zeros([64, D], gl.float32, o_layout)
     lo_row = gl.zeros([64], gl.int32, row_s)
     hi_row = lo_row
-    if KIND == 3:
-        rows = row0 + w * 64 + gl.arange(0, 64, row_s)
-        lo_row, hi_row = row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride)
-    mbarrier.wait(q_full.index(0), 0)
-    mbarrier.wait(k_full.index(0), 0)
-    s0 = gl.zeros([64, BN], gl.float32, s_layout)
-    k0 = k_s.index(0).reshape([BN, D]).permute((1, 0))
-    q0 = q_s.index(w).reshape([64, D])
-    s0 = warpgroup_mma(q0, k0, s0, use_acc=False, is_async=True)
-    s0 = warpgroup_mma_wait(0, deps=[s0])
-    bar_arrive(_KEY_FREE, "288")
-    s0 = mask_first(
-        s0, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row, KIND, s_layout
-    )
-    m0, p0 = first_softmax(s0, qk_scale, KIND)
-    m = gl.convert_layout(m0, row_s)
-    l_layout: gl.constexpr = lane_sum(gl.zeros([64, BN], gl.float32, s_layout)).type.layout
-    lanes = gl.convert_layout(lane_sum(p0), l_layout)
-    p16 = gl.convert_layout(p0.to(dtype), p_layout)
-    mbarrier.wait(v_full.index(0), 0)
-    it = 0
-    for turn in range(turns):
-        q = q_s.index((turn & 1) * 2 + w).reshape([64, D])
+    it = -1
+    for turn in range(turns + 1):
+        more = turn < turns
+        slot = turn & 1
+        mbarrier.wait(q_full.index(slot), (turn >> 1) & 1, pred=more)
+        row0, hi, blocks, full_lo, full_hi = read_keys(
+            tile_s.index(turn & 3), m_len, n_len, window, KIND, BN
+        )
+        if KIND == 3:
+            lo_row = bounds_s.index(slot * 2).slice(w * 64, 64).load(row_s)
+            hi_row = bounds_s.index(slot * 2 + 1).slice(w * 64, 64).load(row_s)
+        old = it & 1
+        it += 1
+        stage = it & 1
+        phase = (it >> 1) & 1
+        mbarrier.wait(k_full.index(stage), phase, pred=more)
+        if TURNS:
+            bar_sync(_TURN + w, "256")
+        sn = gl.zeros([64, BN], gl.float32, s_layout)
+        kn = k_s.index(stage).reshape([BN, D]).permute((1, 0))
+        q = q_s.index(slot * 2 + w).reshape([64, D])
+        sn = warpgroup_mma(q, kn, sn, use_acc=False, is_async=True)
+        last = warpgroup_mma(p16, v_s.index(old).reshape([BN, D]), acc, is_async=True)
+        if TURNS:
+            bar_arrive(_TURN + 1 - w, "256")
+        lse, factor = finish_rows(m, lanes, qk_scale, s_layout)
+        p = warpgroup_mma_wait(1, deps=[sn])
+        if more:
+            bar_arrive(KEY_FREE + stage, "288")
+            p = mask_first(
+                p, w, row0, hi - BN, n_len, shift, window, full_lo, full_hi, lo_row, hi_row,
+                KIND, s_layout,
+            )  # fmt: skip
+            m, p = first_softmax(p, qk_scale)
+            m = gl.convert_layout(m, row_s)
+            lanes = gl.convert_layout(lane_sum(p), l_layout)
+        mbarrier.wait(v_full.index(stage), phase, pred=more)
+        done = warpgroup_mma_wait(0, deps=[last])
+        bar_arrive(VALUE_FREE + old, "288")
+        if turn > 0:
+            store_rows(
+                done, factor, lse, w, o_desc, o_s, lse_ptr, tile_s.index((turn - 1) & 3), heads,
+                m_len, o_layout,
+            )  # fmt: skip
+        p16 = gl.convert_layout(p.to(dtype), p_layout)
         acc = gl.zeros([64, D], gl.float32, o_layout)
-        alpha = gl.full([64], 1.0, gl.float32, row_s)
-        for i in range(1, blocks):
+        for i in range(1, gl.where(more, blocks, 0)):
             old = it & 1
             it += 1
             stage = it & 1
             phase = (it >> 1) & 1
+            # Triton wants one between two waits for one barrier; here all are about to meet anyway.
+            thread_barrier()
             mbarrier.wait(k_full.index(stage), phase)
             if TURNS:
                 bar_sync(_TURN + w, "256")
             s = gl.zeros([64, BN], gl.float32, s_layout)
             k = k_s.index(stage).reshape([BN, D]).permute((1, 0))
             s = warpgroup_mma(q, k, s, use_acc=False, is_async=True)
-            acc = acc * gl.convert_layout(here(alpha), row_o)[:, None]
             v = v_s.index(old).reshape([BN, D])
             acc = warpgroup_mma(p16, v, acc, is_async=True)
             if TURNS:
                 bar_arrive(_TURN + 1 - w, "256")
             s = warpgroup_mma_wait(1, deps=[s])
-            bar_arrive(_KEY_FREE + stage, "288")
+            bar_arrive(KEY_FREE + stage, "288")
             if KIND != 0:
-                start = hi - (i + 1) * BN
-                if KIND == 3:
-                    if (start < full_lo) | (start + BN > full_hi):
-                        cols = gl.arange(0, BN, gl.SliceLayout(0, s_layout))
-                        s = gl.where(cols[None, :] >= (lo_row - start)[:, None], s, float("-inf"))
-                        s = gl.where(cols[None, :] < (hi_row - start)[:, None], s, float("-inf"))
-                else:
-                    if start < full_lo:
-                        s = mask_left(s, w, row0, start, shift, window, KIND, s_layout)
+                s = mask_block(
+                    s, w, row0, hi - (i + 1) * BN, shift, window, full_lo, full_hi, lo_row, hi_row,
+                    KIND, s_layout,
+                )  # fmt: skip
             m_new = gl.maximum(m, gl.max(s, 1))
+            if LAZY:
+                m_new = gl.where(m_new > m + growth, m_new, m)
             base = m_new * qk_scale
-            if KIND != 0:
-                base = gl.where(m_new == float("-inf"), 0.0, base)
-            p = gl.exp2(s * qk_scale - base[:, None])
-            alpha = gl.exp2(m * qk_scale - base)
+            alpha = gl.exp2((m - m_new) * qk_scale)
             m = m_new
             lanes = lanes * gl.convert_layout(alpha, gl.SliceLayout(1, l_layout))[:, None]
-            lanes = lanes + gl.convert_layout(lane_sum(p), l_layout)
+            left, right = halves(s)
+            p_left = weights(left, base, qk_scale)
             # Waiting here for values that the next iteration needs keeps ptxas from moving the
-            # wait for the value product above the exponentials.
+            # wait for the value product above the exponentials; what comes behind it (rescaling,
+            # sums, casts) fills the gaps between the other half of them.
             mbarrier.wait(v_full.index(stage), phase)
             acc = warpgroup_mma_wait(0, deps=[acc])
-            bar_arrive(_VALUE_FREE + old, "288")
-            p16 = gl.convert_layout(p.to(dtype), p_layout)
-        use(blocks)
-        bar_arrive(_QUERY_FREE + (turn & 1), "288")
-        more = turn + 1 < turns
-        old = it & 1
-        it += 1
-        stage = it & 1
-        phase = (it >> 1) & 1
-        slot = (turn + 1) & 1
-        acc = acc * gl.convert_layout(alpha, row_o)[:, None]
-        mbarrier.wait(q_full.index(slot), ((turn + 1) >> 1) & 1, pred=more)
-        mbarrier.wait(k_full.index(stage), phase, pred=more)
-        if TURNS:
-            bar_sync(_TURN + w, "256")
-        # In front of the branch: where both sides use one descriptor of the values, ptxas 12.8
-        # forgets to compute it on one of them.
-        last = warpgroup_mma(p16, v_s.index(old).reshape([BN, D]), acc, is_async=True)
-        turn_n = gl.minimum(turn + 1, turns - 1)
-        batch_n, head_n, row0_n = tile_rows(
-            pick_tile(turn_n), batch_heads, m_tiles, section, sections, heads
-        )
-        hi_n, blocks_n, full_lo_n, full_hi_n = tile_span(
-            row0_n, batch_n, m_len, n_len, window, intervals_ptr, batch_stride, KIND, BN, flat
-        )
-        lo_row_n = lo_row
-        hi_row_n = hi_row
-        if KIND == 3:
-            rows_n = row0_n + w * 64 + gl.arange(0, 64, row_s)
-            lo_row_n, hi_row_n = row_bounds(
-                rows_n, batch_n, m_len, n_len, intervals_ptr, batch_stride
-            )
+            bar_arrive(VALUE_FREE + old, "288")
+            if LAZY:
+                acc = rescale(acc, gl.convert_layout(alpha, row_o))
+            else:
+                acc = acc * gl.convert_layout(alpha, row_o)[:, None]
+            p_right = weights(right, base, qk_scale)
+            lanes = lanes + gl.convert_layout(lane_sum(p_left), l_layout)
+            lanes = lanes + gl.convert_layout(lane_sum(p_right), l_layout)
+            p16 = gl.convert_layout(joined(p_left.to(dtype), p_right.to(dtype)), p_layout)
         if more:
-            sn = gl.zeros([64, BN], gl.float32, s_layout)
-            kn = k_s.index(stage).reshape([BN, D]).permute((1, 0))
-            qn = q_s.index(slot * 2 + w).reshape([64, D])
-            sn = warpgroup_mma(qn, kn, sn, use_acc=False, is_async=True)
-            if TURNS:
-                bar_arrive(_TURN + 1 - w, "256")
-            done = warpgroup_mma_wait(1, deps=[last])
-            bar_arrive(_VALUE_FREE + old, "288")
-            finish(
-                done, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
-                s_layout, o_layout,
-            )  # fmt: skip
-            sn = warpgroup_mma_wait(0, deps=[sn])
-            bar_arrive(_KEY_FREE + stage, "288")
-            sn = mask_first(
-                sn, w, row0_n, hi_n - BN, n_len, shift, window, full_lo_n, full_hi_n, lo_row_n,
-                hi_row_n, KIND, s_layout,
-            )  # fmt: skip
-            mn, pn = first_softmax(sn, qk_scale, KIND)
-            m = gl.convert_layout(mn, row_s)
-            lanes = gl.convert_layout(lane_sum(pn), l_layout)
-            p16 = gl.convert_layout(pn.to(dtype), p_layout)
-            mbarrier.wait(v_full.index(stage), phase)
-        else:
-            if TURNS:
-                bar_arrive(_TURN + 1 - w, "256")
-            rest = warpgroup_mma_wait(0, deps=[last])
-            bar_arrive(_VALUE_FREE + old, "288")
-            finish(
-                rest, m, lanes, w, o_desc, lse_ptr, o_s, batch, head, heads, row0, m_len, qk_scale,
-                s_layout, o_layout,
-            )  # fmt: skip
-        batch = batch_n
-        head = head_n
-        row0 = row0_n
-        hi = hi_n
-        blocks = blocks_n
-        full_lo = full_lo_n
-        full_hi = full_hi_n
-        lo_row = lo_row_n
-        hi_row = hi_row_n
+            bar_arrive(QUERY_FREE + slot, "288")
     tma_store_wait(0)
     if TURNS:
         if w == 0:
             bar_sync(_TURN, "256")
 
 
-@gluon.jit(do_not_specialize=["batch_heads", "heads", "group", "m_len", "n_len", "window",
-                              "m_tiles", "section", "sections", "batch_stride"])  # fmt: skip
+@gluon.jit(do_not_specialize=["batch_heads", "heads", "m_len", "n_len", "window", "m_tiles",
+                              "section", "sections", "batch_stride", "whole", "by_section",
+                              "by_width", "by_last", "by_heads", "by_group"])  # fmt: skip
 def attention_forward(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, intervals_ptr, qk_scale,
-    batch_heads, heads, group, m_len, n_len, window, m_tiles, section, sections, batch_stride,
+    batch_heads, heads, m_len, n_len, window, m_tiles, section, sections, batch_stride, whole,
+    by_section, by_width, by_last, by_heads, by_group,
     KIND: gl.constexpr, BN: gl.constexpr, D: gl.constexpr, TURNS: gl.constexpr,
+    LAZY: gl.constexpr,
 ):  # fmt: skip
     """Attention of `[B, H, M, D]` queries over `[B, G, N, D]` keys and values.
 
@@ -301,12 +207,16 @@ def attention_forward(
         lse_ptr: `[B, H, M]` fp32 out.
         intervals_ptr: `[B, M, 2]` int32, or null; `batch_stride` elements between batches.
         qk_scale: Softmax scale times log2(e); positive.
-        batch_heads, heads, group: `B * H`, `H`, `H // G`.
+        batch_heads, heads: `B * H`, `H`.
         m_len, n_len, window: `M`, `N`, keys that a row sees (KIND 2).
         m_tiles, section, sections: Tiles of a head; heads that are worked on together; how many
             such sections there are.
+        whole: Tiles that every program takes at least.
+        by_section, by_width, by_last, by_heads, by_group: `forward.inverse` of a section's tiles,
+            a section's heads, the last section's heads, `H`, and `H // G`.
         KIND: 0 full, 1 causal, 2 causal with a window, 3 intervals.
         TURNS: Consumers take turns on the tensor cores.
+        LAZY: Rescale the accumulator only where a row's maximum has grown by more than `2 ** 8`.
     """
     dtype: gl.constexpr = q_desc.dtype
     q_s = gl.allocate_shared_memory(dtype, [4, 1, 1, 64, D], q_desc.layout)
@@ -317,28 +227,28 @@ def attention_forward(
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     k_full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
     v_full = gl.allocate_shared_memory(gl.int64, [2, 1], bar)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tile_s = gl.allocate_shared_memory(gl.int32, [4, 8], plain)
+    bounds_s = tile_s
+    if KIND == 3:
+        bounds_s = gl.allocate_shared_memory(gl.int32, [4, 128], plain)
     for i in gl.static_range(2):
         mbarrier.init(q_full.index(i), 1)
         mbarrier.init(k_full.index(i), 1)
         mbarrier.init(v_full.index(i), 1)
     fence_async_shared()
     sizes = (
-        batch_heads,
-        heads,
-        group,
-        m_len,
-        n_len,
-        window,
-        m_tiles,
-        section,
-        sections,
-        batch_stride,
-    )
+        batch_heads, heads, m_len, n_len, window, m_tiles, section, sections, batch_stride, whole,
+        by_section, by_width, by_last, by_heads, by_group,
+    )  # fmt: skip
+    scalars = (batch_heads * m_tiles, whole, heads, m_len, n_len, window)
+    if KIND != 3:
+        begin(q_desc, k_desc, q_s, k_s, q_full, k_full, tile_s, sizes, KIND, BN)
     gl.warp_specialize([
-        (_consumer, (0, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
-                     sizes, qk_scale, KIND, BN, D, TURNS)),
-        (_consumer, (1, o_desc, lse_ptr, intervals_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full,
-                     sizes, qk_scale, KIND, BN, D, TURNS)),
-        (_producer, (q_desc, k_desc, v_desc, intervals_ptr, q_s, k_s, v_s, q_full, k_full, v_full,
-                     sizes, KIND, BN)),
+        (_consumer, (0, o_desc, lse_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full, tile_s,
+                     bounds_s, scalars, qk_scale, KIND, BN, D, TURNS, LAZY)),
+        (_consumer, (1, o_desc, lse_ptr, q_s, k_s, v_s, o_s, q_full, k_full, v_full, tile_s,
+                     bounds_s, scalars, qk_scale, KIND, BN, D, TURNS, LAZY)),
+        (producer, (q_desc, k_desc, v_desc, intervals_ptr, q_s, k_s, v_s, q_full, k_full, v_full,
+                    tile_s, bounds_s, sizes, KIND, BN)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -27,6 +27,7 @@ __all__ = [
     "bar_sync",
     "fence_async_shared",
     "mbarrier",
+    "thread_barrier",
     "tma_load",
     "tma_reduce_add",
     "tma_store",
@@ -40,6 +41,7 @@ _RENAMED = hasattr(tma, "async_load")  # Triton 3.9; the old names raise there
 tma_load = tma.async_load if _RENAMED else tma.async_copy_global_to_shared
 tma_store = tma.async_store if _RENAMED else tma.async_copy_shared_to_global
 tma_store_wait = tma.store_wait
+thread_barrier = gl.barrier if _RENAMED else gl.thread_barrier
 
 if _RENAMED:
     tma_reduce_add = tma.async_atomic_add

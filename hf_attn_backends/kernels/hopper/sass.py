@@ -105,15 +105,17 @@ def loops(code: tuple[Instruction, ...]) -> list[Loop]:
 
 
 def innermost(code: tuple[Instruction, ...], name: str) -> list[Loop]:
-    """The loops with an instruction `name` that contain no smaller loop with one."""
+    """The loops with an instruction `name` that share nothing with a shorter one.
+
+    Waits that ptxas moves out of line jump back into a loop, which looks like a second one.
+    """
     having = [loop for loop in loops(code) if loop.count(name)]
     return [
         loop
         for loop in having
         if not any(
-            other is not loop
-            and other.body[0].address >= loop.body[0].address
-            and other.body[-1].address <= loop.body[-1].address
+            other.body[0].address <= loop.body[-1].address
+            and other.body[-1].address >= loop.body[0].address
             and len(other.body) < len(loop.body)
             for other in having
         )

@@ -35,11 +35,15 @@ def _place(turn):
 
 
 @gluon.jit
-def tile_count(tiles):
-    """How many of `tiles` this program takes."""
-    programs = gl.num_programs(0)
-    whole = tiles // programs
-    if _place(whole) < tiles - whole * programs:
+def divide(number, divider):
+    """`number // divisor` for `0 <= number < 2**31`; `divider` is `forward.inverse`."""
+    return gl.umulhi(number.to(gl.int64) << 2, divider).to(gl.int32)
+
+
+@gluon.jit
+def tile_count(tiles, whole):
+    """How many of `tiles` this program takes; `whole` is what every program takes at least."""
+    if _place(whole) < tiles - whole * gl.num_programs(0):
         whole += 1
     return whole
 
@@ -51,20 +55,29 @@ def pick_tile(turn):
 
 
 @gluon.jit
-def tile_rows(tile, batch_heads, m_tiles, section, sections, heads):
+def tile_rows(tile, batch_heads, m_tiles, section, sections, heads, dividers):
     """Batch, head and first row of a tile.
 
     The last section begins with the last rows of all of its heads and ends with the first rows;
     the section before it goes the other way, and so on.
+
+    Args:
+        tile: Its number.
+        batch_heads, m_tiles, section, sections, heads: As for the kernel.
+        dividers: For `section * m_tiles`, `section`, the last section's heads, and `heads`.
     """
-    index = tile // (section * m_tiles)
+    by_section, by_width, by_last, by_heads = dividers
+    index = divide(tile, by_section)
     rest = tile - index * section * m_tiles
-    width = gl.minimum(section, batch_heads - index * section)
-    block = rest // width
+    width = section
+    if index == sections - 1:
+        width = batch_heads - index * section
+        by_width = by_last
+    block = divide(rest, by_width)
     bh = index * section + rest - block * width
     if (sections - index) & 1:
         block = m_tiles - 1 - block
-    batch = bh // heads
+    batch = divide(bh, by_heads)
     return batch, bh - batch * heads, block * ROWS
 
 
@@ -79,17 +92,14 @@ def row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride):
 
 
 @gluon.jit
-def tile_span(
-    row0, batch, m_len, n_len, window, intervals_ptr, batch_stride,
-    KIND: gl.constexpr, BN: gl.constexpr, layout: gl.constexpr,
-):  # fmt: skip
-    """The keys that a tile needs.
+def tile_edges(row0, m_len, n_len, window, KIND: gl.constexpr, BN: gl.constexpr):
+    """Which keys a tile sees, where that follows from its first row.
 
     Returns:
         hi: One past the last key of the block that is computed first; block `i` begins at
             `hi - (i + 1) * BN`.
-        blocks: Number of blocks, at least 1 (a tile that sees nothing computes one masked block).
         full_lo, full_hi: Every row sees every key of `[full_lo, full_hi)`.
+        lo: The first key that a row sees.
     """
     shift = n_len - m_len
     lo = 0
@@ -97,21 +107,33 @@ def tile_span(
     full_hi = n_len
     if KIND == 0:
         hi = gl.cdiv(n_len, BN) * BN
-    elif KIND == 1:
-        hi = row0 + ROWS + shift
-        full_hi = row0 + shift + 1
-    elif KIND == 2:
-        hi = row0 + ROWS + shift
-        lo = gl.maximum(row0 + shift - window + 1, 0)
-        full_lo = gl.maximum(row0 + ROWS + shift - window, 0)
-        full_hi = row0 + shift + 1
     else:
-        rows = row0 + gl.arange(0, ROWS, layout)
-        first, last = row_bounds(rows, batch, m_len, n_len, intervals_ptr, batch_stride)
-        seen = last > first
-        behind = rows >= m_len
-        lo = gl.min(gl.where(seen, first, n_len), 0)
-        hi = gl.max(gl.where(seen, last, 0), 0)
-        full_lo = gl.max(gl.where(seen, first, gl.where(behind, 0, n_len)), 0)
-        full_hi = gl.min(gl.where(seen, last, gl.where(behind, n_len, 0)), 0)
-    return hi, gl.maximum(gl.cdiv(hi - lo, BN), 1), full_lo, full_hi
+        hi = row0 + ROWS + shift
+        full_hi = row0 + shift + 1
+        if KIND == 2:
+            lo = gl.maximum(row0 + shift - window + 1, 0)
+            full_lo = gl.maximum(row0 + ROWS + shift - window, 0)
+    return hi, full_lo, full_hi, lo
+
+
+@gluon.jit
+def interval_edges(first, last, behind, n_len):
+    """What `tile_edges` returns, from the bounds of a tile's rows (`row_bounds`).
+
+    Args:
+        first, last: First and one-past-last key of each row.
+        behind: Rows behind the last one, which do not count.
+        n_len: Number of keys.
+    """
+    seen = last > first
+    lo = gl.min(gl.where(seen, first, n_len), 0)
+    hi = gl.max(gl.where(seen, last, 0), 0)
+    full_lo = gl.max(gl.where(seen, first, gl.where(behind, 0, n_len)), 0)
+    full_hi = gl.min(gl.where(seen, last, gl.where(behind, n_len, 0)), 0)
+    return hi, full_lo, full_hi, lo
+
+
+@gluon.jit
+def block_count(hi, lo, BN: gl.constexpr):
+    """Blocks of keys that cover `[lo, hi)`, at least one (a tile that sees nothing masks it)."""
+    return gl.maximum(gl.cdiv(hi - lo, BN), 1)
