@@ -20,6 +20,7 @@ from typing import Any
 from readme_bench import line, memory, modes, peers, rule
 from readme_decode import decode, host
 from readme_families import families
+from readme_peer_suite import peer_suite
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "hf_attn_backends" / "bench" / "results"
@@ -126,6 +127,7 @@ def training() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "matrix": matrix,
     "families": families,
+    "peer-suite": lambda: peer_suite(RESULTS),
     "baseline": baseline,
     "peers": lambda: peers(_read(PEERS)),
     "modes": lambda: modes(_read(PEERS)),
