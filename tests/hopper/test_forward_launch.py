@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_attn_backends.kernels import bound
 from hf_attn_backends.kernels.hopper import forward, limits
@@ -152,3 +153,29 @@ def test_no_keys_and_no_rows_launch_nothing(launches):
     assert (lse == float("-inf")).all()
     assert forward.launch_forward(q[:, :, :0], k, v, CAUSAL, 0.5)[0].shape == (2, 8, 0, 128)
     assert launches == []
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the tensors that have memory, made while it is on."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.device.type != "meta":
+            self.bytes += made.numel() * made.element_size()
+        return made
+
+
+def test_binding_takes_no_memory_and_a_bound_launch_only_its_results(launches):
+    q, k, v = qkv()
+    out, lse = forward.launch_forward(q, k, v, CAUSAL, 0.5)
+    with Allocations() as binding:
+        launch = forward.bind(q, k, v, CAUSAL, 0.5)
+    with Allocations() as running:
+        again, sums = launch(q, k, v, CAUSAL)
+    assert binding.bytes == 0
+    assert running.bytes == out.numel() * 2 + lse.numel() * 4
+    assert (again.shape, again.stride(), sums.shape) == (out.shape, out.stride(), lse.shape)
