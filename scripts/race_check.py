@@ -4,9 +4,10 @@
 python scripts/race_check.py --json racecheck.json [CASE ..]
 
 Needs a GPU and `compute-sanitizer` (CUDA toolkit). Every hazard is traced to the two machine
-instructions: an access pair that a barrier of the whole block orders in the code as compiled is
-marked so (`ordered`). The controls (`race_controls.py`) say what a report, and what silence, is
-worth: half of them are wrong on purpose.
+instructions: an access pair that a barrier of the whole block orders in the code as compiled, or an
+mbarrier at which a lane arrives for its synchronised warp, is marked so (`ordered`). The controls
+(`race_controls.py`) say what a report, and what silence, is worth: half of them are wrong on
+purpose.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ def traced(said: str, codes: dict[str, tuple[sass.Instruction, ...]]) -> list[di
     for (kernel, kind, write, read), addresses in sorted(pairs.items()):
         code = codes.get(kernel, ())
         texts = [_text(code, place) for place in (write, read)]
-        between = kind == "RAW" and ordered(code, int(write, 16), int(read, 16))
+        at = int(write, 16), int(read, 16)
+        between = kind == "RAW" and (ordered(code, *at) or handed_over(code, *at))
         group = groups.setdefault(
             (kernel, kind, texts[0].split()[0], texts[1].split()[0], between),
             {
@@ -66,6 +67,76 @@ def ordered(code: tuple[sass.Instruction, ...], write: int, read: int) -> bool:
     after, before = _ways(code)
     barriers = _barriers(code, places[write], after) | _barriers(code, places[read], before)
     return len(barriers) == 1 and None not in barriers
+
+
+def handed_over(code: tuple[sass.Instruction, ...], write: int, read: int) -> bool:
+    """Whether an mbarrier hands what the lanes of a warp wrote to the read.
+
+    Behind the write, without a branch, the warp synchronises (`bar.warp.sync`, which orders the
+    memory accesses of its lanes, and of which ptxas leaves a NOP where the warp is known to be
+    converged), then one lane arrives at an mbarrier, which releases what it knows. Every way to the
+    read comes from a wait for an mbarrier of the same array, or from a branch that skips just this
+    wait (a predicate of the wait: nothing was to be waited for).
+
+    The detector sees the lane that arrives, not that it speaks for the others: it reports what all
+    the other lanes wrote.
+    """
+    places = {instruction.address: n for n, instruction in enumerate(code)}
+    if write not in places or read not in places:
+        return False
+    array = _arrival(code, places[write])
+    if array is None:
+        return False
+    _after, before = _ways(code)
+    seen, behind = set(), [places[read]]
+    while behind:
+        place = behind.pop()
+        if not before[place]:
+            return False
+        for origin in before[place]:
+            instruction = code[origin]
+            if _waits(instruction, array) or (
+                place != origin + 1 and _skips_a_wait(code, origin, array)
+            ):
+                continue
+            if instruction.name.startswith(("BAR", "SYNCS", "BRX", "EXIT")):
+                return False
+            if origin not in seen:
+                seen.add(origin)
+                behind.append(origin)
+    return True
+
+
+def _arrival(code: tuple[sass.Instruction, ...], place: int) -> str | None:
+    """The mbarriers at one of which a lane arrives behind a write, if its warp synchronises first.
+
+    They are named by their place in shared memory, without the register that chooses one.
+    """
+    synchronised = False
+    for instruction in code[place + 1 :]:
+        if instruction.name.startswith("SYNCS.ARRIVE"):
+            found = re.search(r"\+(0x[0-9a-f]+)\]", instruction.text)
+            return found[1] if found and synchronised else None
+        if instruction.name.startswith(("BRA", "BRX", "BAR", "EXIT", "RET", "SYNCS", "UTMA")):
+            return None
+        synchronised |= instruction.name.startswith(("WARPSYNC", "NOP"))
+    return None
+
+
+def _waits(instruction: sass.Instruction, array: str) -> bool:
+    return instruction.name.startswith("SYNCS.PHASECHK") and f"+{array}]" in instruction.text
+
+
+def _skips_a_wait(code: tuple[sass.Instruction, ...], place: int, array: str) -> bool:
+    """Whether a guarded branch jumps over a wait for `array` that nothing else lies in front of."""
+    if not code[place].guarded or not code[place].name.startswith("BRA"):
+        return False
+    for instruction in code[place + 1 :]:
+        if _waits(instruction, array):
+            return True
+        if instruction.name.startswith(("BRA", "BRX", "BAR", "EXIT", "RET", "SYNCS")):
+            return False
+    return False
 
 
 def _barriers(

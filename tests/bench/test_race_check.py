@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import race_check
 import race_trace
@@ -89,6 +95,80 @@ def test_anything_less_does_not(place, instead):
     lines = list(DISPATCH)
     lines[place] = instead
     assert not race_trace.ordered(code(*lines), 0x20, 0x60)
+
+
+# A warp that stores, synchronises and arrives; a reader that waits unless its predicate is off.
+HANDED = (
+    "STS.128 [R2+0x100], R4",  # 0x00
+    "NOP",
+    "@SYNCS.ARRIVE.TRANS64 RZ, [UR9+0x300], R2",
+    "BRA 0x30",
+    "PLOP3.LUT P0, PT",  # 0x40
+    "@BRA 0x80",  # nothing to wait for
+    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x300], R5",
+    "@BRA 0xb0",
+    "LDS R0, [R14+0x100]",  # 0x80
+    "BAR.SYNC.DEFER_BLOCKING 0x2, 0x80",
+    "BRA 0x40",
+    "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x300], R5",  # 0xb0: waits out of line
+    "@BRA 0xb0",
+    "BRA 0x80",
+)
+
+
+def test_an_mbarrier_hands_over_what_a_whole_warp_wrote():
+    assert race_trace.handed_over(code(*HANDED), 0x00, 0x80)
+    assert not race_trace.ordered(code(*HANDED), 0x00, 0x80)
+
+
+@pytest.mark.parametrize(
+    ("place", "instead"),
+    [
+        (1, "IADD3 R0, R1"),  # the lane that arrives speaks for itself alone
+        (1, "BAR.ARV 0x9, 0x100"),
+        (2, "NOP"),  # nobody arrives
+        (2, "@SYNCS.ARRIVE.TRANS64 RZ, [UR9+0x310], R2"),  # elsewhere
+        (3, "BRA 0x80"),  # a way to the read without a wait
+        (6, "NOP"),  # no wait
+        (6, "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4+0x310], R5"),  # for another one
+    ],
+)
+def test_less_than_that_hands_nothing_over(place, instead):
+    lines = list(HANDED)
+    lines[place] = instead
+    assert not race_trace.handed_over(code(*lines), 0x00, 0x80)
+
+
+_ROWS_OF_INTERVALS = """
+import json, re, race_trace
+from hf_attn_backends.kernels.hopper import sass
+from hf_attn_backends.kernels.hopper.forward_aot import compile_forward
+compiled = compile_forward("intervals", 64, "bf16")
+code = sass.disassemble(compiled.asm["cubin"])
+ptx = compiled.asm["ptx"]
+behind = ptx[ptx.rindex("st.shared.v4.b32"):]
+print(json.dumps({
+    "warp": "bar.warp.sync" in behind[:behind.index("mbarrier.arrive.expect_tx")],
+    "pairs": [
+        race_trace.handed_over(code, write.address, read.address)
+        for write in code if write.name == "STS.128" for read in code if read.name == "LDS"
+    ],
+}))
+"""
+
+
+def test_the_forward_hands_over_the_bounds_of_rows():
+    """Compiled for sm_90: the pairs that the detector reports where visibility is intervals."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(race_trace.__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", _ROWS_OF_INTERVALS], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert said["warp"]  # between the last store and the arrival
+    assert len(said["pairs"]) >= 16  # two stores; two bounds of two rows in each of two consumers
+    assert all(said["pairs"])
 
 
 def test_an_address_that_is_not_in_the_code_is_not_ordered():

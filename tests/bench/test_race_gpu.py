@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_every_reported_pair_is_ordered_by_a_barrier_of_the_block(tmp_path, phase):
+def test_every_reported_pair_is_ordered_by_a_barrier(tmp_path, phase):
     if shutil.which("compute-sanitizer") is None:
         pytest.skip("compute-sanitizer (CUDA toolkit) is not on the PATH")
     if torch.cuda.get_device_capability() != (9, 0):
