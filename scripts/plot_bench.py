@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("results", type=Path, help="JSON of hf-attn bench --json")
     parser.add_argument("output", type=Path, help=".png or .svg")
-    parser.add_argument("--mode", default="graph", help="graph (default), graph_warm, eager or wall")
+    parser.add_argument("--mode", default="graph", help="graph (default), graph_warm, eager, wall")
     args = parser.parse_args(argv)
     try:
         plot(json.loads(args.results.read_text()), args.output, args.mode)

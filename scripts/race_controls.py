@@ -186,7 +186,6 @@ def exchange_control(out_ptr, rounds, FAULT: gl.constexpr):
 
     Args:
         out_ptr: `[128, 64]` fp32: `rounds` times the other half's places.
-        rounds: How many.
         FAULT: 0 none, 1 without the barrier.
     """
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])

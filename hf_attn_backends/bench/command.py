@@ -67,19 +67,18 @@ def run(args: argparse.Namespace) -> int:
     if args.decode:
         return decode_command.run(args, device, console)
     if args.pin:
-        baseline, path = pin.pin(device, commit=args.commit, path=args.output, progress=_progress())
-        console.print(f"pinned {baseline.device}: {path}")
+        found, path = pin.pin(device, commit=args.commit, path=args.output, progress=_progress())
+        console.print(f"pinned {found.device}: {path}")
         return 0
     phases = PHASES if args.backward or args.peers else PHASES[:1]
     modes = _modes_gpu(args) if device.startswith("cuda") else MODES_CPU
     chosen = args.names.split(",") if args.names else (PEERS if args.peers else DEFAULT_NAMES)
-    names = [*chosen, *ablation_names(args.ablate)]
     clocks = [results.clocks(device, "start")]
     rows: list[Row] = []
     for workload in _workloads(args, device):
         rows += measure(
             workload,
-            names,
+            [*chosen, *ablation_names(args.ablate)],
             phases=phases,
             modes=modes,
             verify=not args.no_verify,
