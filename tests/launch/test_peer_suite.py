@@ -111,7 +111,7 @@ def test_commands_that_extend_the_gate_are_read_out_of_refusals():
 
 def test_the_control_runs_what_did_not_pass_and_everything_where_ours_did_not_run():
     ours = {"f::a": row("passed"), "f::b": FAILED, "f::c": SKIPPED, "f::d": DIED, "f::e": None}
-    assert without_us(ours, ["f"]) == ["f::b", "f::c", "f::d"]
+    assert without_us(ours | {"g::a": FAILED}, ["f"]) == ["f::b", "f::c", "f::d"]
     assert without_us({}, ["f"]) == ["f"]
 
 
