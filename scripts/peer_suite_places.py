@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 
 OURS = "triton_fa2"
 NARROWEST = 16
+ITSELF = re.compile("assisted_decoding_matches|prompt_lookup_decoding_matches")
 STAND_INS = ("datasets",)  # imported by test modules of pipelines, which are not run
 
 
@@ -31,6 +34,23 @@ def take_the_place_of_sdpa() -> None:
     masking = importlib.import_module("transformers.masking_utils")
     for interface in (modeling.AttentionInterface, masking.AttentionMaskInterface):
         interface.register("sdpa", interface._global_mapping[OURS])
+
+
+@contextlib.contextmanager
+def in_the_place_of_eager(test_class: Any) -> Iterator[None]:
+    """Let "eager" mean triton_fa2 too, without attention weights, while one test runs.
+
+    For the tests of assisted decoding: they compare a model with itself, and ask for eager only
+    because they look at the weights.
+    """
+    modeling = importlib.import_module("transformers.modeling_utils")
+    masking = importlib.import_module("transformers.masking_utils")
+    with pytest.MonkeyPatch.context() as patch:
+        for interface in (modeling.AttentionInterface, masking.AttentionMaskInterface):
+            mapping = interface._global_mapping
+            patch.setitem(mapping, "eager", mapping[OURS])
+        patch.setattr(test_class, "has_attentions", False, raising=False)
+        yield
 
 
 def load_instead_of_flash(replacement: str) -> None:

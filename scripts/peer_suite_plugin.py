@@ -9,7 +9,8 @@ plugin is imported before options are parsed and xdist's workers inherit the env
 In the role `ours`, "sdpa" stands for triton_fa2 in both interfaces (attention and masks), which the
 tests that compare eager with sdpa, and all that build a model without naming an implementation, run
 on. Tests of "flash_attention_2" load "triton_fa2" by its own name; the control loads "sdpa" there,
-so that they run without flash-attn. The witness is read around each test.
+so that they run without flash-attn. Tests of assisted decoding, which ask for eager, get triton_fa2
+there too. The witness is read around each test.
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Remember what was launched before a test, and that it began."""
     _write({"began": item.nodeid})
     _launches[item.nodeid] = _launched()
+    if os.environ[ROLE_VARIABLE] == "ours" and places.ITSELF.search(item.name):
+        with places.in_the_place_of_eager(getattr(item, "cls", None)):
+            return (yield)
     return (yield)
 
 

@@ -64,6 +64,9 @@ CHECKOUT = """
             self.assertEqual(config.head_dim, 16)
             run()
 
+        def test_passed_assisted_decoding_matches(self):
+            run(attn_implementation="eager")
+
         def test_fails_alone(self):
             self.fail("whatever runs")
 
@@ -121,7 +124,7 @@ def test_every_verdict_from_a_checkout(root, checkout, tmp_path):
     found = json.loads(result.read_text())
     assert found["tests"] == "transformers 9.8.7"
     assert found["families"]["tiny"] == {
-        "passed": 3, "failed": 1, "stopped": 1, "refused": 1, "not exercised": 1,
+        "passed": 4, "failed": 1, "stopped": 1, "refused": 1, "not exercised": 1,
         "fails alone": 2, "skipped": 1, "not run": 1,
     }, done.stdout  # fmt: skip
     assert set(found["families"]["empty"].values()) == {0}
@@ -135,4 +138,4 @@ def test_every_verdict_from_a_checkout(root, checkout, tmp_path):
     assert "does not cover CLASS" in refused["reason"]
     assert refused["tests"] == 1
     assert found["reasons"]["skipped"][0]["reason"].endswith("datasets is not installed")
-    assert found["launches"] >= 4
+    assert found["launches"] >= 5
