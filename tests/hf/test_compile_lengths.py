@@ -22,6 +22,7 @@ def covered(home):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_lengths_and_models_of_several_sizes_compile_whole(covered):
     for heads, kv_heads, dim in ((4, 2, 16), (2, 1, 32)):
         torch.manual_seed(0)

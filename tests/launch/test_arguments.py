@@ -100,7 +100,8 @@ def test_shipped_configurations_parse(root, name, tmp_path):
     assert ours.attn_implementation == ("sdpa" if name == "cpu_tiny" else "triton_fa2")
     assert ours.interpreter == (name == "cpu_interpreter")
     assert ours.gate == "require"
-    assert training.learning_rate in (pytest.approx(3e-3), pytest.approx(3e-4))
+    # the last has been calmed: a hot one makes the first steps chaotic, and no comparison holds
+    assert training.learning_rate == pytest.approx(3e-5 if name.startswith("h200") else 3e-3)
     assert training.logging_steps == 1
     assert training.save_strategy == "no"
 

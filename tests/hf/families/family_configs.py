@@ -124,7 +124,8 @@ def bart(size: Size) -> dict[str, Any]:
         "vocab_size": VOCABULARY, "d_model": 2 * size.head_dim, "encoder_layers": 1,
         "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
         "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 512,
-        "init_std": size.spread, "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0,
+        "init_std": size.spread,
+        "dropout": 0.0, "activation_dropout": 0.0, "attention_dropout": 0.0,
         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
         "forced_eos_token_id": None,
     }  # fmt: skip

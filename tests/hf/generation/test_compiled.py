@@ -29,7 +29,7 @@ def compile_here():
     ("family", "lengths"),
     [
         ("mistral", (9,)),
-        ("mistral_window", (9, 4)),
+        pytest.param("mistral_window", (9, 4), marks=pytest.mark.slow),
         pytest.param("mistral", (9, 4), marks=pytest.mark.slow),
         pytest.param("gemma3_text", (9, 4), marks=pytest.mark.slow),
     ],
