@@ -90,7 +90,7 @@ def rows_of_lengths(
             "cu_seq_lens_q and cu_seq_lens_k must be vectors of one length, got shapes "
             f"{tuple(bounds_q.shape)} and {tuple(bounds_k.shape)}"
         )
-    kept = None
+    kept, key = None, None
     if not is_tracing(bounds_q) and (version := version_of(bounds_k)) is not None:
         kept = POSITIONS.of(bounds_q)
         key = (id(bounds_k), version, batch, q_length, k_length, causal, window)
