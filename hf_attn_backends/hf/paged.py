@@ -94,9 +94,10 @@ def attend(
         lengths_k = lengths_k[kind]
     if rest.get("block_table") is not None:
         pages = paged_cache.pages_of(cache, layer, rest)
-        return _step(  # pyright: ignore[reportCallIssue]  # `disable` is typed for one argument
-            backend, query, key, value, pages, lengths_k, window, extras
-        )
+        return _step(
+            backend, query,  # pyright: ignore[reportCallIssue]  # `disable` is typed for one
+            key, value, pages, lengths_k, window, extras,
+        )  # fmt: skip
     if cache is not None:
         key, value = paged_cache.updated(cache, layer, key, value, rest)
     rows = ROWS.of(layer, lengths_q, lengths_k, query.shape[2], key.shape[2], window)
