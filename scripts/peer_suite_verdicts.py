@@ -33,7 +33,7 @@ _DIED = {
     "error": "the process ended in this test",
 }  # fmt: skip
 _CALL_CLASS = re.compile(r"\b(float32|float16|bfloat16)/d\d+/[a-z+/]+")
-_DIGITS = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{16,}\b|(?<![A-Za-z_])\d+")
+_DIGITS = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{16,}\b|(?<![A-Za-z_0-9])\d+")
 
 
 @dataclass(frozen=True, slots=True)

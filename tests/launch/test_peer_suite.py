@@ -88,6 +88,7 @@ def test_a_later_log_replaces_an_earlier_one_and_a_failing_teardown_counts(tmp_p
 def test_reasons_that_differ_in_numbers_and_classes_are_one_group():
     same = ["no float16/d16/causal on cpu: 3 of 4", "no bfloat16/d8/full+sinks on cpu: 1 of 9"]
     assert kind_of(same[0]) == kind_of(same[1]) == "no CLASS on cpu: # of #"
+    assert kind_of("gate --dtype float16 --head-dim 16") == "gate --dtype float16 --head-dim #"
     found = judge_all(
         {f"a/b/t.py::{i}": row("failed", refusals=[text]) for i, text in enumerate([*same, "c"])},
         {},
