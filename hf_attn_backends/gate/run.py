@@ -74,11 +74,15 @@ def run_gate(
         an artifact that vouched for it is withdrawn.
 
     Raises:
-        GateFailedError: The sources changed meanwhile, or a GPU is asked of the interpreter.
+        GateFailedError: The sources changed meanwhile, a GPU is asked of the interpreter, or `jobs`
+            is negative.
         GateError: The folder cannot be written.
     """
     began = time.perf_counter()
     device = str(environment.default_device() if device is None else device)
+    if jobs is not None and jobs < 0:
+        what = f"{device} cannot be measured by {jobs} processes"
+        raise GateFailedError(compose(what, ["jobs must be at least 0"], fix="leave jobs out"))
     asked = default_grid(device) if classes is None else [
         parse_class(item) if isinstance(item, str) else item for item in classes
     ]  # fmt: skip
