@@ -208,6 +208,6 @@ def test_one_class_on_the_gpu(tmp_path):
 
 
 def test_a_negative_number_of_workers_is_refused_and_measures_nothing(tmp_path):
-    with pytest.raises(GateFailedError, match="by -1 processes.*at least 0"):
+    with pytest.raises(GateFailedError, match=r"by -1 processes.*at least 0"):
         gate.run_gate("cpu", classes=["float32/d16/full"], gate_dir=tmp_path, jobs=-1)
     assert not list(tmp_path.iterdir())
